@@ -1,0 +1,38 @@
+"""Vocabulary shared by the Triton kernels of the block."""
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+LOG2E = tl.constexpr(1.4426950408889634)
+GATE_MIN = tl.constexpr(-128.0)
+CHUNK = tl.constexpr(64)
+HEAD_DIM = tl.constexpr(128)
+
+
+@triton.jit
+def _probe():
+    pass
+
+
+INTERPRETED = tl.constexpr(isinstance(_probe, InterpretedFunction))
+"""True when these kernels run under Triton's interpreter (TRITON_INTERPRET=1 when this module was imported)."""
+
+
+@triton.jit
+def dot(a, b):
+    """fp32 product of two 16-bit tiles. The interpreter multiplies the raw integers of bf16 operands, so there they are
+    widened first: the same values, the same accumulation type."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b)
+
+
+@triton.jit
+def exp2_gate(x, GATE_LOG2: tl.constexpr):
+    """exp of a gate: x is in log2 units if GATE_LOG2, else a natural logarithm."""
+    if GATE_LOG2:
+        return tl.exp2(x)
+    else:
+        return tl.exp2(x * LOG2E)

@@ -20,6 +20,18 @@ INTERPRETED = tl.constexpr(isinstance(_probe, InterpretedFunction))
 
 
 @triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """Round an fp32 tile to ``dtype``, to nearest even. The interpreter (3.6 to 3.9) truncates to bf16, so there the
+    carry of the rounding is added to the bits first; NaN keeps its own bits."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        carried = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+        return tl.where(x == x, carried, x).to(tl.bfloat16)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
 def dot(a, b):
     """fp32 product of two 16-bit tiles. The interpreter multiplies the raw integers of bf16 operands, so there they are
     widened first: the same values, the same accumulation type."""
@@ -27,6 +39,15 @@ def dot(a, b):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(a, b)
+
+
+@triton.jit
+def dot_add(a, b, acc):
+    """acc + a b in fp32, accumulated by the matrix unit where there is one (see ``dot``)."""
+    if INTERPRETED:
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc)
 
 
 @triton.jit

@@ -1,0 +1,146 @@
+"""K6: o = scale * (exp(G) q h^T + tril(exp(G_i - G_j) q k^T) v_new), one program per chunk, value head and V tile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from .common import CHUNK, HEAD_DIM, dot, dot_add, exp2_gate, narrow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...plan import ChunkPlan
+    from ...spec import OutputConfig
+
+
+@triton.jit(do_not_specialize=["T", "stride_qb", "stride_kb", "stride_ob"])
+def output_kernel(
+    q,
+    k,
+    v_new,
+    h,
+    g,
+    o,
+    cu_seqlens,
+    sequence_ids,
+    chunk_ids,
+    scale,
+    T,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    H: tl.constexpr,
+    HG: tl.constexpr,
+    BV: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    GATE_LOG2: tl.constexpr,
+):
+    NV: tl.constexpr = HEAD_DIM // BV
+    pid = tl.program_id(0)
+    i_v = pid % NV
+    i_h = (pid // NV) % H
+    i_chunk = pid // (NV * H)
+    if IS_VARLEN:
+        i_n = tl.load(sequence_ids + i_chunk)
+        start = tl.load(chunk_ids + i_chunk) * CHUNK
+        bos = tl.load(cu_seqlens + i_n).to(tl.int64)
+        seq_len = (tl.load(cu_seqlens + i_n + 1) - bos).to(tl.int32)
+        token = bos + start
+        row = i_h.to(tl.int64) * T + token
+        q += token * stride_qt
+        k += token * stride_kt
+        o += token * stride_ot
+    else:
+        per_seq = tl.cdiv(T, CHUNK)
+        i_n = (i_chunk // per_seq).to(tl.int64)
+        start = (i_chunk % per_seq) * CHUNK
+        seq_len = T
+        row = (i_n * H + i_h) * T + start
+        q += i_n * stride_qb + start.to(tl.int64) * stride_qt
+        k += i_n * stride_kb + start.to(tl.int64) * stride_kt
+        o += i_n * stride_ob + start.to(tl.int64) * stride_ot
+    i_hg = i_h // (H // HG)
+    q += i_hg * stride_qh
+    k += i_hg * stride_kh
+    o += i_h * stride_oh + i_v * BV
+    v_new += row * HEAD_DIM + i_v * BV
+    h += (i_chunk.to(tl.int64) * H + i_h) * HEAD_DIM * HEAD_DIM + i_v * BV * HEAD_DIM
+    g += row
+
+    offs_t = tl.arange(0, CHUNK)
+    offs_k = tl.arange(0, HEAD_DIM)
+    offs_v = tl.arange(0, BV)
+    valid = offs_t < seq_len - start
+    q_tile = tl.load(q + offs_t[:, None] * stride_qt + offs_k[None, :], mask=valid[:, None], other=0.0)
+    k_tile = tl.load(k + offs_t[:, None] * stride_kt + offs_k[None, :], mask=valid[:, None], other=0.0)
+    h_tile = tl.load(h + offs_v[:, None] * HEAD_DIM + offs_k[None, :]).to(q.dtype.element_ty)
+    v_tile = tl.load(v_new + offs_t[:, None] * HEAD_DIM + offs_v[None, :], mask=valid[:, None], other=0.0)
+    gate = tl.load(g + offs_t, mask=valid, other=0.0)
+
+    acc = dot(q_tile, tl.trans(h_tile)) * exp2_gate(gate, GATE_LOG2)[:, None]
+    causal = (offs_t[:, None] >= offs_t[None, :]) & valid[:, None]
+    decay = exp2_gate(tl.where(causal, gate[:, None] - gate[None, :], float("-inf")), GATE_LOG2)
+    attention = dot(q_tile, tl.trans(k_tile)) * decay
+    acc = dot_add(narrow(attention, v_new.dtype.element_ty), v_tile, acc) * scale
+    tl.store(
+        o + offs_t[:, None] * stride_ot + offs_v[None, :], narrow(acc, o.dtype.element_ty), mask=valid[:, None]
+    )
+
+
+def output(
+    q: Tensor,
+    k: Tensor,
+    v_new: Tensor,
+    h: Tensor,
+    g_cumsum: Tensor,
+    *,
+    o: Tensor,
+    scale: float,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    config: OutputConfig,
+) -> None:
+    """Launch K6 over all chunks of the plan: q, k [B,T,Hg,128], v_new [B,H,T,128], h snapshots, g_cumsum [B,H,T] fp32,
+    o [B,T,H,128] preallocated. Rows of ``o`` outside the sequences are not written."""
+    if plan.total_chunks == 0:
+        return
+    num_heads = v_new.shape[1]
+    placeholder = q
+    output_kernel[(HEAD_DIM.value // config.block_v * plan.total_chunks * num_heads,)](
+        q,
+        k,
+        v_new,
+        h,
+        g_cumsum,
+        o,
+        placeholder if plan.cu_seqlens is None else plan.cu_seqlens,
+        placeholder if plan.sequence_ids is None else plan.sequence_ids,
+        placeholder if plan.chunk_ids is None else plan.chunk_ids,
+        scale,
+        plan.seq_len,
+        0 if plan.is_varlen else q.stride(0),
+        q.stride(1),
+        q.stride(2),
+        0 if plan.is_varlen else k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        0 if plan.is_varlen else o.stride(0),
+        o.stride(1),
+        o.stride(2),
+        H=num_heads,
+        HG=k.shape[2],
+        BV=config.block_v,
+        IS_VARLEN=plan.is_varlen,
+        GATE_LOG2=use_exp2,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )

@@ -1,0 +1,222 @@
+"""K5: the serial scan over chunks that carries the state S [V, K] of every (sequence, value head).
+
+The state stays transposed against the usual formulation, [BV value rows, 128 keys], as the accumulator of both products:
+S w^T and (gated v_new)^T k. Each product takes its state-side operand from registers (an fp32 accumulator rounded to
+16 bits keeps its lane layout), so nothing but w, k and u passes through shared memory on the serial chain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from .common import CHUNK, HEAD_DIM, LOG2E, dot, dot_add, exp2_gate, narrow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...plan import ChunkPlan
+    from ...spec import StateScanConfig
+
+
+@triton.jit(do_not_specialize=["T", "num_slots", "stride_kb"])
+def state_scan_kernel(
+    k,
+    w,
+    u,
+    g,
+    gk,
+    h,
+    v_new,
+    initial_state,
+    final_state,
+    state_indices,
+    has_initial_state,
+    cu_seqlens,
+    chunk_offsets,
+    T,
+    num_slots,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_in,
+    stride_out,
+    H: tl.constexpr,
+    HG: tl.constexpr,
+    BV: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    USE_G: tl.constexpr,
+    USE_GK: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr,
+    SAVE_NEW_VALUE: tl.constexpr,
+    USE_INDICES: tl.constexpr,
+    USE_STATE_MASK: tl.constexpr,
+    G_HEAD_MAJOR: tl.constexpr,
+    GATE_LOG2: tl.constexpr,
+):
+    NV: tl.constexpr = HEAD_DIM // BV
+    pid = tl.program_id(0)
+    i_v = pid % NV
+    i_nh = pid // NV
+    i_n = i_nh // H
+    i_h = i_nh % H
+    if IS_VARLEN:
+        bos = tl.load(cu_seqlens + i_n).to(tl.int64)
+        seq_len = (tl.load(cu_seqlens + i_n + 1) - bos).to(tl.int32)
+        first_chunk = tl.load(chunk_offsets + i_n).to(tl.int64)
+        row = i_h.to(tl.int64) * T + bos
+        token = bos
+        k += bos * stride_kt
+    else:
+        seq_len = T
+        first_chunk = i_n.to(tl.int64) * tl.cdiv(T, CHUNK)
+        row = i_nh.to(tl.int64) * T
+        token = i_n.to(tl.int64) * T
+        k += i_n.to(tl.int64) * stride_kb
+    k += (i_h // (H // HG)) * stride_kh
+    w += row * HEAD_DIM
+    u += row * HEAD_DIM + i_v * BV
+    v_new += row * HEAD_DIM + i_v * BV
+    h += (first_chunk * H + i_h) * HEAD_DIM * HEAD_DIM + i_v * BV * HEAD_DIM
+    if G_HEAD_MAJOR:
+        g += row
+    else:
+        g += token * H + i_h
+    gk += (token * H + i_h) * HEAD_DIM
+
+    offs_t = tl.arange(0, CHUNK)
+    offs_k = tl.arange(0, HEAD_DIM)
+    offs_v = tl.arange(0, BV)
+    tile_vk = offs_v[:, None] * HEAD_DIM + offs_k[None, :]
+    tile_tk = offs_t[:, None] * HEAD_DIM + offs_k[None, :]
+    tile_tv = offs_t[:, None] * HEAD_DIM + offs_v[None, :]
+    tile_k = offs_t[:, None] * stride_kt + offs_k[None, :]
+
+    if USE_INDICES:
+        slot = tl.load(state_indices + i_n).to(tl.int64)
+        owned = (slot >= 0) & (slot < num_slots)
+        slot = tl.where(owned, slot, 0)
+    else:
+        slot = i_n.to(tl.int64)
+        owned = True
+    state_tile = i_h * HEAD_DIM * HEAD_DIM + i_v * BV * HEAD_DIM + tile_vk
+    if USE_INITIAL_STATE:
+        readable = owned
+        if USE_STATE_MASK:
+            readable = readable & (tl.load(has_initial_state + i_n) != 0)
+        state = tl.load(initial_state + slot * stride_in + state_tile, mask=readable, other=0.0).to(tl.float32)
+    else:
+        state = tl.zeros([BV, HEAD_DIM], dtype=tl.float32)
+
+    for start in range(0, seq_len, CHUNK):
+        valid = offs_t < seq_len - start
+        state16 = narrow(state, k.dtype.element_ty)
+        if h.dtype.element_ty == tl.float32:
+            tl.store(h + tile_vk, state)
+        else:
+            tl.store(h + tile_vk, state16)
+        w_tile = tl.load(w + tile_tk, mask=valid[:, None], other=0.0)
+        u_tile = tl.load(u + tile_tv, mask=valid[:, None], other=0.0)
+        new = tl.trans(u_tile).to(tl.float32) - dot(state16, tl.trans(w_tile))
+        if SAVE_NEW_VALUE:
+            tl.store(v_new + tile_tv, tl.trans(narrow(new, u.dtype.element_ty)), mask=valid[:, None])
+        if USE_G:
+            if G_HEAD_MAJOR:
+                gate = tl.load(g + offs_t, mask=valid, other=0.0)
+                gate_last = tl.load(g + (tl.minimum(CHUNK, seq_len - start) - 1))
+            else:
+                gate = tl.load(g + offs_t * H, mask=valid, other=0.0)
+                gate_last = tl.load(g + (tl.minimum(CHUNK, seq_len - start) - 1) * H)
+            new *= exp2_gate(tl.where(valid, gate_last - gate, 0.0), GATE_LOG2)[None, :]
+            state *= exp2_gate(gate_last, GATE_LOG2)
+        if USE_GK:
+            key_gate = tl.load(gk + (tl.minimum(CHUNK, seq_len - start) - 1) * H * HEAD_DIM + offs_k)
+            state *= tl.exp2(key_gate * LOG2E)[None, :]
+        k_tile = tl.load(k + tile_k, mask=valid[:, None], other=0.0)
+        state = dot_add(narrow(new, k.dtype.element_ty), k_tile, state)
+
+        h += H * HEAD_DIM * HEAD_DIM
+        w += CHUNK * HEAD_DIM
+        u += CHUNK * HEAD_DIM
+        v_new += CHUNK * HEAD_DIM
+        k += CHUNK * stride_kt
+        gk += CHUNK * H * HEAD_DIM
+        if G_HEAD_MAJOR:
+            g += CHUNK
+        else:
+            g += CHUNK * H
+
+    if STORE_FINAL_STATE:
+        tl.store(
+            final_state + slot * stride_out + state_tile, narrow(state, final_state.dtype.element_ty), mask=owned
+        )
+
+
+def state_scan(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    *,
+    g: Tensor | None,
+    gk: Tensor | None,
+    h: Tensor,
+    v_new: Tensor | None,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    g_head_major: bool,
+    config: StateScanConfig,
+) -> None:
+    """Launch K5. Shapes and dtypes: see ``gdn_runtime.chunk_gated_delta_rule_fwd_h``; outputs are preallocated.
+
+    ``final_state`` may be ``initial_state`` itself: a program reads its own tile of a slot before it writes it, and no
+    two programs own the same tile.
+    """
+    if plan.num_seqs == 0:
+        return
+    num_heads = u.shape[1]
+    pool = initial_state if initial_state is not None else final_state
+    placeholder = k
+    state_scan_kernel[(HEAD_DIM.value // config.block_v * plan.num_seqs * num_heads,)](
+        k,
+        w,
+        u,
+        placeholder if g is None else g,
+        placeholder if gk is None else gk,
+        h,
+        placeholder if v_new is None else v_new,
+        placeholder if initial_state is None else initial_state,
+        placeholder if final_state is None else final_state,
+        placeholder if state_indices is None else state_indices,
+        placeholder if has_initial_state is None else has_initial_state,
+        placeholder if plan.cu_seqlens is None else plan.cu_seqlens,
+        placeholder if plan.chunk_offsets is None else plan.chunk_offsets,
+        plan.seq_len,
+        0 if pool is None else pool.shape[0],
+        0 if plan.is_varlen else k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        0 if initial_state is None else initial_state.stride(0),
+        0 if final_state is None else final_state.stride(0),
+        H=num_heads,
+        HG=k.shape[2],
+        BV=config.block_v,
+        IS_VARLEN=plan.is_varlen,
+        USE_G=g is not None,
+        USE_GK=gk is not None,
+        USE_INITIAL_STATE=initial_state is not None,
+        STORE_FINAL_STATE=final_state is not None,
+        SAVE_NEW_VALUE=v_new is not None,
+        USE_INDICES=state_indices is not None,
+        USE_STATE_MASK=has_initial_state is not None,
+        G_HEAD_MAJOR=g_head_major,
+        GATE_LOG2=use_exp2,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )

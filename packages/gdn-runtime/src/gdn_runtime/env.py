@@ -1,0 +1,285 @@
+"""The environment variables of gdn-runtime: one typed table, read once.
+
+No other module reads ``os.environ``. ``settings()`` gives the parsed values, ``override(...)`` changes them for a
+while, ``reload()`` reads the environment again, ``markdown()`` writes docs/environment.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .errors import value_error
+from .spec import BLOCK_V, PREPARE_MODES
+
+PREFIX = "GDN_"
+
+Kind = Literal["bool", "choice", "int", "str"]
+Value = bool | int | str | None
+Source = Literal["default", "environment", "override"]
+
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Var:
+    """One variable. ``default`` is spelled as a user would; an ``int`` whose default is "auto" has the value None then.
+
+    ``choices`` lists every legal spelling of a ``choice`` or ``int``; an ``int`` without choices takes any integer.
+    """
+
+    name: str
+    kind: Kind
+    default: str
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def attribute(self) -> str:
+        """Name of the field of ``Settings`` that holds the value: GDN_CHECK_INDICES -> check_indices."""
+        return self.name.removeprefix(PREFIX).lower()
+
+    @property
+    def expected(self) -> str:
+        """The legal values, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        return {"bool": "one of " + ", ".join(_BOOLS), "int": "an integer"}.get(self.kind, "any text")
+
+    def parse(self, text: str) -> Value:
+        """Value of ``text``; blank text means the default. ValueError with name, got and expected otherwise."""
+        word = text.strip() or self.default
+        if self.kind == "str":
+            return word
+        word = word.lower()
+        if self.choices and word not in self.choices:
+            raise value_error(self.name, repr(text), self.expected)
+        if self.kind == "choice":
+            return word
+        if self.kind == "bool":
+            if word not in _BOOLS:
+                raise value_error(self.name, repr(text), self.expected)
+            return _BOOLS[word]
+        if word == _AUTO == self.default:
+            return None
+        try:
+            return int(word)
+        except ValueError:
+            raise value_error(self.name, repr(text), self.expected) from None
+
+
+VARIABLES: tuple[Var, ...] = (
+    Var(
+        "GDN_BACKEND",
+        "choice",
+        _AUTO,
+        'Backend of calls that say backend="auto". "auto" picks the fastest one that can serve the call.',
+        (_AUTO, "reference", "triton"),
+    ),
+    Var(
+        "GDN_PREPARE_MODE",
+        "choice",
+        _AUTO,
+        "Forces one kernel (fused) or two (split) for stages K1..K4. For tuning and for comparing the two.",
+        (_AUTO, *PREPARE_MODES),
+    ),
+    Var(
+        "GDN_CHECK_INDICES",
+        "bool",
+        "0",
+        "Checks the values of initial_state_indices on every call that does not pass check_indices. "
+        "Copies them to the host, so it synchronises with the device: for debugging.",
+    ),
+    Var(
+        "GDN_K5_BLOCK_V",
+        "int",
+        _AUTO,
+        "Forces the value rows of the state per program of the state scan (K5). For tuning.",
+        (_AUTO, *map(str, BLOCK_V)),
+    ),
+    Var(
+        "GDN_ARCH",
+        "str",
+        "",
+        "Architecture that `explain` and compilation work for, e.g. gfx950 or sm90. Empty: ask the device.",
+    ),
+)
+
+THIRD_PARTY: tuple[str, ...] = (
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "TRITON_INTERPRET",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+"""Variables of other programs that change what runs here; ``third_party()`` reads them, nothing here writes them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Parsed values of ``VARIABLES``, one field each.
+
+    ``k5_block_v`` is None when the choice is left to ``select``; ``arch`` is "" when the device is to be asked.
+    """
+
+    backend: str
+    prepare_mode: str
+    check_indices: bool
+    k5_block_v: int | None
+    arch: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one variable holds: its value and where it came from, or the error that its text causes."""
+
+    var: Var
+    value: Value
+    source: Source
+    error: str | None = None
+
+
+_lock = threading.RLock()
+_settings: Settings | None = None  # what settings() returns; None until first use
+_base: dict[str, Value] | None = None  # values of the environment, by attribute
+_overrides: list[Mapping[str, Value]] = []  # active override() blocks, oldest first
+
+
+def settings() -> Settings:
+    """The parsed settings. The environment is read on the first call only.
+
+    Raises ValueError (name, got, expected) for a variable with an illegal value; warns about unknown GDN_* names.
+    """
+    _ensure_loaded()
+    assert _settings is not None
+    return _settings
+
+
+# While tracing, Dynamo runs this function instead of following it into os.environ and the lock, which it cannot. Being
+# called before ``_settings`` is read, it leaves Dynamo a plain object to guard on: override() recompiles what reads it.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _ensure_loaded() -> bool:
+    if _settings is None:
+        with _lock:
+            if _settings is None:
+                _rebuild(reread=True)
+    return True
+
+
+def reload() -> Settings:
+    """Read the environment again. Active overrides stay on top. On ValueError the old settings stay in force."""
+    with _lock:
+        return _rebuild(reread=True)
+
+
+@contextmanager
+def override(**values: Value) -> Iterator[Settings]:
+    """Settings with ``values`` (fields of ``Settings``) replaced while the block runs, in the whole process.
+
+    For tests, tuners and benches: it is visible to other threads. Blocks nest, the newest wins. Raises TypeError for a
+    name that is no setting and ValueError for an illegal value.
+    """
+    by_attribute = {var.attribute: var for var in VARIABLES}
+    for name in values:
+        if name not in by_attribute:
+            raise TypeError(f"override: got {name!r}, expected one of {', '.join(by_attribute)}")
+    layer = {name: by_attribute[name].parse(spell(value)) for name, value in values.items()}
+    with _lock:
+        _overrides.append(layer)
+        current = _rebuild(reread=False)
+    try:
+        yield current
+    finally:
+        with _lock:
+            # By identity: two threads may hold equal layers.
+            del _overrides[next(i for i, entry in enumerate(_overrides) if entry is layer)]
+            _rebuild(reread=False)
+
+
+def readings() -> tuple[Reading, ...]:
+    """Every variable as it stands now, illegal values included; raises nothing. For `doctor` and `env`."""
+    with _lock:
+        result = []
+        for var in VARIABLES:
+            layers = [layer for layer in _overrides if var.attribute in layer]
+            if layers:
+                result.append(Reading(var, layers[-1][var.attribute], "override"))
+                continue
+            text = os.environ.get(var.name, "")
+            source: Source = "environment" if text.strip() else "default"
+            try:
+                result.append(Reading(var, var.parse(text), source))
+            except ValueError as error:
+                result.append(Reading(var, text, source, str(error)))
+        return tuple(result)
+
+
+def unknown() -> dict[str, tuple[str, ...]]:
+    """GDN_* names of the environment that are no variable, each with the known names that look alike."""
+    known = [var.name for var in VARIABLES]
+    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    return {name: tuple(difflib.get_close_matches(name, known)) for name in names}
+
+
+def describe_unknown(name: str, matches: tuple[str, ...]) -> str:
+    """One sentence about an entry of ``unknown()``."""
+    hint = f", did you mean {' or '.join(matches)}?" if matches else ""
+    return f"{name} is no variable of gdn-runtime and has no effect{hint}"
+
+
+def third_party() -> dict[str, str]:
+    """Those of ``THIRD_PARTY`` that are set."""
+    return {name: os.environ[name] for name in THIRD_PARTY if name in os.environ}
+
+
+def spell(value: Value) -> str:
+    """``value`` as it would be written in the environment."""
+    if value is None:
+        return _AUTO
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def markdown() -> str:
+    """docs/environment.md: the table of variables."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Written by `python -m gdn_runtime env --markdown` from the table in `gdn_runtime/env.py`.",
+        "",
+        "Variables are read once, at the first call; an argument of a call wins over its variable. A blank value",
+        "counts as not set. An illegal value is a `ValueError`, an unknown `GDN_` name a warning.",
+        "",
+        "| variable | values | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for var in VARIABLES:
+        values = ", ".join(f"`{choice}`" for choice in var.choices) or {"bool": "`0`, `1`"}.get(var.kind, var.kind)
+        default = f"`{var.default}`" if var.default else "empty"
+        lines.append(f"| `{var.name}` | {values} | {default} | {var.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rebuild(*, reread: bool) -> Settings:
+    """Form the settings from the environment and the overrides. The caller holds the lock."""
+    global _base, _settings
+    base = _base
+    if reread or base is None:
+        base = {var.attribute: var.parse(os.environ.get(var.name, "")) for var in VARIABLES}
+        for name, matches in unknown().items():
+            warnings.warn(describe_unknown(name, matches), RuntimeWarning, stacklevel=2)
+    merged = dict(base)
+    for layer in _overrides:
+        merged.update(layer)
+    current = Settings(**merged)  # type: ignore[arg-type]  # parse() gives each field its type; a test checks it
+    _base, _settings = base, current
+    return current

@@ -82,7 +82,9 @@ def output_kernel(
     valid = offs_t < seq_len - start
     q_tile = tl.load(q + offs_t[:, None] * stride_qt + offs_k[None, :], mask=valid[:, None], other=0.0)
     k_tile = tl.load(k + offs_t[:, None] * stride_kt + offs_k[None, :], mask=valid[:, None], other=0.0)
-    h_tile = tl.load(h + offs_v[:, None] * HEAD_DIM + offs_k[None, :]).to(q.dtype.element_ty)
+    h_tile = tl.load(h + offs_v[:, None] * HEAD_DIM + offs_k[None, :])
+    if h.dtype.element_ty == tl.float32:
+        h_tile = narrow(h_tile, q.dtype.element_ty)
     v_tile = tl.load(v_new + offs_t[:, None] * HEAD_DIM + offs_v[None, :], mask=valid[:, None], other=0.0)
     gate = tl.load(g + offs_t, mask=valid, other=0.0)
 

@@ -1,0 +1,293 @@
+"""The chunked block in torch, stage by stage, rounding where the kernels round.
+
+Notation: C chunks, R = H // Hg value heads per key head, dt = dtype of k. Products of two dt operands are formed in
+fp32 from the widened operands, which is what a tensor core does up to the order of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..plan import CHUNK, ChunkPlan
+from ..spec import OutputConfig, PrepareConfig, StateScanConfig
+
+GATE_MIN = -128.0
+"""Smallest log gate per token: exp(-128) is 0 in fp32, and a finite sum of gates has no (-inf) - (-inf)."""
+
+LOG2E = 1.4426950408889634
+
+_BLOCK_ROWS = 64 * CHUNK
+"""Rows (chunk x head x token) per vectorised step: 4096 x 128 fp32 are 2 MiB a tensor, so a step stays in cache."""
+
+
+def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
+    """q_out, k_out <- x * rsqrt(sum(x^2) + 1e-6) over the last axis, in fp32, rounded once. All [B, T, Hg, K]."""
+    for x, out in ((q, q_out), (k, k_out)):
+        wide = x.float()
+        out.copy_(wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt())
+
+
+def prepare(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    w: Tensor,
+    u: Tensor,
+    g_cumsum: Tensor,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    config: PrepareConfig,
+) -> None:
+    """K1..K4: chunk-local cumulative gate, and w, u of the WY form.
+
+    Reads k [B, T, Hg, K], v [B, T, H, V], g [B, T, H] fp32 natural log, beta [B, T, H]; writes w [B, H, T, K] and
+    u [B, H, T, V] (dtype of k), g_cumsum [B, H, T] fp32, times log2(e) iff ``use_exp2``. With G the cumulative gate of
+    the chunk and A[i, j] = beta_i (k_i . k_j) exp(G_i - G_j) for i > j: C = (I + A)^-1, u = dt(C beta_j) v and
+    w = dt(C beta_j exp(G_j)) k. Rows outside every sequence are neither read nor written.
+    """
+    del config
+    num_heads = v.shape[2]
+    eye = torch.eye(CHUNK, device=k.device)
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril(-1)
+    for chunks in _ChunkTable.build(plan, k.device).blocks(num_heads):
+        gate = chunks.gather(g.float()).transpose(1, 2)
+        gate = torch.where(gate < GATE_MIN, GATE_MIN, gate).cumsum(-1)
+        gains = chunks.gather(beta).float().transpose(1, 2)
+        keys = _head_major(chunks.gather(k))
+        values = _head_major(chunks.gather(v))
+
+        kk = keys @ keys.transpose(-1, -2)
+        a = _repeat_heads(kk, num_heads) * _decay(gate, gate, lower) * gains[..., None]
+        inverse = torch.linalg.solve_triangular(a + eye, eye.expand_as(a), upper=False, unitriangular=True)
+        t_u = inverse * gains[..., None, :]
+        t_w = t_u * gate.exp()[..., None, :]
+        chunks.scatter(u.transpose(1, 2), (_round(t_u, k.dtype) @ values).transpose(1, 2))
+        chunks.scatter(w.transpose(1, 2), _per_key_head(_round(t_w, k.dtype), keys).transpose(1, 2))
+        chunks.scatter(g_cumsum.transpose(1, 2), (gate * LOG2E if use_exp2 else gate).transpose(1, 2))
+
+
+def state_scan(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    *,
+    g: Tensor | None,
+    gk: Tensor | None,
+    h: Tensor,
+    v_new: Tensor | None,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    g_head_major: bool,
+    config: StateScanConfig,
+) -> None:
+    """K5: the serial pass over chunks. Per sequence, head and chunk c, with S [V, K] in fp32::
+
+        h[c] = S;  Vn = u - w dt(S)^T;  v_new = dt(Vn);  S <- exp(G_L) S + dt(Vn exp(G_L - G))^T k
+
+    G_L is the cumulative gate of the chunk's last token; with ``gk``, column i of S is also scaled by exp(gk_L[i]).
+
+    Reads k [B, T, Hg, K], w [B, H, T, K], u [B, H, T, V]; g fp32 [B, H, T] if ``g_head_major`` else [B, T, H], in log2
+    units iff ``use_exp2``, or None (no decay); gk fp32 [B, T, H, K] natural log or None. Writes h [1, total_chunks, H,
+    V, K] or dense [B, NT, H, V, K], v_new [B, H, T, V] unless None, and final_state unless None.
+    States are [N, H, V, K], or a pool [slots, H, V, K] when ``state_indices`` [N] (int32 or int64) is given; sequence n
+    reads and writes slot ``state_indices[n]``. A slot outside [0, slots) starts from zeros and is not written.
+    Sequences whose ``has_initial_state`` [N] is False start from zeros whatever the slot holds. ``final_state`` may be
+    ``initial_state``: every read comes before the first write.
+    """
+    del config
+    num_seqs, num_heads, head_v, head_k = plan.num_seqs, u.shape[1], u.shape[3], k.shape[3]
+    dt = k.dtype
+    table = _ChunkTable.build(plan, k.device)
+    # Longest sequences first: the sequences that still have a chunk c are then a prefix of the state.
+    order = torch.argsort(table.counts, descending=True, stable=True)
+    slots = order if state_indices is None else state_indices.long()[order]
+    state = _load_states(initial_state, slots, (num_seqs, num_heads, head_v, head_k), k.device)
+    if has_initial_state is not None:
+        state[~has_initial_state[order]] = 0.0
+
+    first = table.first[order]
+    counts = table.counts[order].tolist()
+    snapshots = h.view(plan.total_chunks, num_heads, head_v, head_k)
+    if g is not None and g_head_major:
+        g = g.transpose(1, 2)
+    for c in range(counts[0] if counts else 0):
+        active = sum(count > c for count in counts)
+        index = first[:active] + c
+        chunks = table.select(index)
+        s = state[:active]
+        snapshots[index] = s.to(h.dtype)
+
+        vn = _head_major(chunks.gather(u.transpose(1, 2)))
+        vn = vn - _head_major(chunks.gather(w.transpose(1, 2))) @ _round(s, dt).transpose(-1, -2)
+        if v_new is not None:
+            chunks.scatter(v_new.transpose(1, 2), vn.to(v_new.dtype).transpose(1, 2))
+        if g is not None:
+            gate = chunks.gather(g).transpose(1, 2)
+            last = gate.gather(-1, (chunks.lengths - 1)[:, None, None].expand(-1, num_heads, 1))
+            rest = (last - gate).masked_fill(~chunks.valid[:, None], float("-inf"))
+            vn = vn * _exp(rest, use_exp2)[..., None]
+            s.mul_(_exp(last, use_exp2)[..., None])
+        if gk is not None:
+            batch, rows = chunks.last_rows()
+            s.mul_(gk[batch, rows].exp()[:, :, None, :])
+        keys = _head_major(chunks.gather(k))
+        s += _per_key_head(_round(vn, dt).transpose(-1, -2), keys)
+    if final_state is not None:
+        _store_states(final_state, slots, state)
+
+
+def output(
+    q: Tensor,
+    k: Tensor,
+    v_new: Tensor,
+    h: Tensor,
+    g_cumsum: Tensor,
+    *,
+    o: Tensor,
+    scale: float,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    config: OutputConfig,
+) -> None:
+    """K6: o = scale * (exp(G_i) (q_i dt(h)^T) + dt(tril(exp(G_i - G_j) q_i . k_j)) v_new).
+
+    Reads q, k [B, T, Hg, K], v_new [B, H, T, V], h [1, total_chunks, H, V, K] or [B, NT, H, V, K], g_cumsum [B, H, T]
+    (log2 units iff ``use_exp2``); writes o [B, T, H, V] for every token of a sequence and no other row.
+    """
+    del config
+    num_heads, head_v = v_new.shape[1], v_new.shape[3]
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril()
+    snapshots = h.view(plan.total_chunks, *h.shape[2:])
+    for chunks in _ChunkTable.build(plan, k.device).blocks(num_heads):
+        queries, keys = _head_major(chunks.gather(q)), _head_major(chunks.gather(k))
+        gate = chunks.gather(g_cumsum.transpose(1, 2)).transpose(1, 2)
+        states = _round(snapshots[chunks.index], k.dtype)
+        # [C, Hg, 64, K] x [C, Hg, K, R * V]: the R value heads of a key head share its queries.
+        inter = queries @ states.unflatten(1, (queries.shape[1], -1)).flatten(2, 3).transpose(-1, -2)
+        inter = inter.unflatten(-1, (-1, head_v)).transpose(2, 3).flatten(1, 2)
+        attention = _repeat_heads(queries @ keys.transpose(-1, -2), num_heads)
+        visible = lower & chunks.valid[:, None, :, None]
+        attention = attention * _decay(gate, gate, visible, use_exp2)
+        intra = _round(attention, k.dtype) @ _head_major(chunks.gather(v_new.transpose(1, 2)))
+        chunks.scatter(o, (scale * (_exp(gate, use_exp2)[..., None] * inter + intra)).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class _ChunkTable:
+    """Where the tokens of a list of chunks live.
+
+    ``index`` [C] flat chunk number, ``batch`` [C, 1], ``rows`` [C, 64] token row (rows past the sequence's end point at
+    the chunk's first token, so that a gather reads nothing foreign), ``lengths`` [C], ``valid`` [C, 64];
+    ``first`` and ``counts`` [N] give the chunks of each sequence.
+    """
+
+    index: Tensor
+    batch: Tensor
+    rows: Tensor
+    lengths: Tensor
+    valid: Tensor
+    first: Tensor
+    counts: Tensor
+
+    @staticmethod
+    def build(plan: ChunkPlan, device: torch.device) -> _ChunkTable:
+        if plan.cu_seqlens is None:
+            starts, batches = [0] * plan.num_seqs, list(range(plan.num_seqs))
+            lens = [plan.seq_len] * plan.num_seqs
+        else:
+            offsets = plan.cu_seqlens.tolist()
+            starts, batches = offsets[:-1], [0] * plan.num_seqs
+            lens = [end - begin for begin, end in pairwise(offsets)]
+        start, seq_batch, seq_len = (torch.tensor(x, dtype=torch.int64) for x in (starts, batches, lens))
+        counts = (seq_len + CHUNK - 1) // CHUNK
+        first = counts.cumsum(0) - counts
+        owner = torch.repeat_interleave(torch.arange(plan.num_seqs), counts)
+        index = torch.arange(owner.numel())
+        assert index.numel() == plan.total_chunks, "plan.total_chunks does not fit its sequences"
+        begin = (index - first[owner]) * CHUNK
+        lengths = (seq_len[owner] - begin).clamp(max=CHUNK)
+        token = torch.arange(CHUNK)
+        valid = token < lengths[:, None]
+        rows = (start[owner] + begin)[:, None] + torch.where(valid, token, 0)
+        fields = (index, seq_batch[owner][:, None], rows, lengths, valid, first, counts)
+        return _ChunkTable(*(x.to(device) for x in fields))
+
+    def select(self, index: Tensor | slice) -> _ChunkTable:
+        """The chunks at ``index`` of this table."""
+        fields = (self.index, self.batch, self.rows, self.lengths, self.valid)
+        return _ChunkTable(*(x[index] for x in fields), self.first, self.counts)
+
+    def blocks(self, num_heads: int) -> Iterator[_ChunkTable]:
+        """Runs of consecutive chunks, small enough to be worked on at once."""
+        step = max(1, _BLOCK_ROWS // (num_heads * CHUNK))
+        for begin in range(0, self.index.numel(), step):
+            yield self.select(slice(begin, begin + step))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Rows of x [B, T, ...] as [C, 64, ...]; rows past a sequence's end are zero."""
+        taken = x[self.batch, self.rows]
+        return taken.masked_fill_(~self.valid.view(*self.valid.shape, *(1,) * (x.dim() - 2)), 0)
+
+    def scatter(self, out: Tensor, values: Tensor) -> None:
+        """Write values [C, 64, ...] to rows of out [B, T, ...], rounded to its dtype; no other row is touched."""
+        batch = self.batch.expand_as(self.rows)[self.valid]
+        out[batch, self.rows[self.valid]] = values[self.valid].to(out.dtype)
+
+    def last_rows(self) -> tuple[Tensor, Tensor]:
+        """Batch and row [C] of the last token of each chunk."""
+        return self.batch[:, 0], self.rows[:, 0] + self.lengths - 1
+
+
+def _load_states(source: Tensor | None, slots: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    state = torch.zeros(shape, device=device)
+    if source is not None:
+        owned = (slots >= 0) & (slots < source.shape[0])
+        state[owned] = source[slots[owned]].float()
+    return state
+
+
+def _store_states(target: Tensor, slots: Tensor, state: Tensor) -> None:
+    owned = (slots >= 0) & (slots < target.shape[0])
+    target[slots[owned]] = state[owned].to(target.dtype)
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rounded to ``dtype`` (nearest even) and widened to fp32 again: a matrix operand."""
+    return x.to(dtype).float()
+
+
+def _head_major(x: Tensor) -> Tensor:
+    """[C, 64, heads, D] -> fp32 [C, heads, 64, D]."""
+    return x.transpose(1, 2).float().contiguous()
+
+
+def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[C, Hg, ...] -> [C, H, ...]: value head i sees key head i // R."""
+    return x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def _per_key_head(left: Tensor, right: Tensor) -> Tensor:
+    """left [C, H, M, 64] @ right [C, Hg, 64, K] -> [C, H, M, K] without repeating ``right`` for its R value heads."""
+    stacked = left.unflatten(1, (right.shape[1], -1)).flatten(2, 3)
+    return (stacked @ right).unflatten(2, (-1, left.shape[2])).flatten(1, 2)
+
+
+def _exp(x: Tensor, use_exp2: bool) -> Tensor:
+    return torch.exp2(x) if use_exp2 else torch.exp(x)
+
+
+def _decay(gate_i: Tensor, gate_j: Tensor, keep: Tensor, use_exp2: bool = False) -> Tensor:
+    """exp(G_i - G_j) where ``keep``, else 0. Masked before the exponential: a masked difference may be positive."""
+    difference = gate_i[..., :, None] - gate_j[..., None, :]
+    return _exp(difference.masked_fill(~keep, float("-inf")), use_exp2)

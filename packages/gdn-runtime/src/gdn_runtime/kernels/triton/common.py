@@ -1,8 +1,15 @@
 """Vocabulary shared by the Triton kernels of the block."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG2E = tl.constexpr(1.4426950408889634)
 GATE_MIN = tl.constexpr(-128.0)
@@ -57,3 +64,14 @@ def exp2_gate(x, GATE_LOG2: tl.constexpr):
         return tl.exp2(x)
     else:
         return tl.exp2(x * LOG2E)
+
+
+def row_strides(x: Tensor) -> tuple[int, tuple[int, int, int]]:
+    """(unit, (batch, token, head) strides in that unit) of rows x [B, T, heads, 128]: units of 8 elements if all
+    strides and the address allow 16-byte accesses to 16-bit elements, else of 1. Strides grow with lengths, so a kernel
+    must not be specialised on them; the unit keeps the one fact that its code depends on. The batch stride of
+    a single batch row is never used and reads 0."""
+    strides = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(2))
+    if x.data_ptr() % 16 or any(stride % 8 for stride in strides):
+        return 1, strides
+    return 8, (strides[0] // 8, strides[1] // 8, strides[2] // 8)

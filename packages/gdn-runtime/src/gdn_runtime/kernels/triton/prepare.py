@@ -1,0 +1,314 @@
+"""K1..K4: chunk-local gates, the triangular inverse C = (I + A)^-1, and the WY operands u and w.
+
+The inverse doubles the size of the inverted diagonal blocks five times, 2 -> 64, starting from I - A on 2x2 blocks.
+With X = inverse of the diagonal blocks of size s and Y the blocks of -X A that couple two neighbours, X + Y X is the
+inverse of the blocks of size 2s. No power of A is ever formed, so nothing cancels: for beta <= 1 the errors of u and w
+stay those of the 16-bit rounding of C * beta whatever the keys (equal, alternating, cosine 0.5..0.99); see
+tests/interp/test_prepare_kernels.py. Operands are fp16 (bf16 operands cost a factor 5 in u for similar keys), so |A|
+must stay below 65504: keys of norm above 255 give inf or NaN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from .common import CHUNK, GATE_MIN, HEAD_DIM, LOG2E, dot, dot_add, exp2_gate, narrow, row_strides
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...plan import ChunkPlan
+    from ...spec import PrepareConfig
+
+_RUNTIME_INTS = [
+    "seq_len", "seq_chunks", "stride_kb", "stride_kt", "stride_kh", "stride_vb", "stride_vt", "stride_vh",
+    "stride_gb", "stride_gt", "stride_gh", "stride_bb", "stride_bt", "stride_bh",
+]  # fmt: skip
+"""Integers that must not enter the key of a code object: lengths, and strides that grow with lengths."""
+
+
+@triton.jit
+def _locate(chunk, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN: tl.constexpr):
+    """(batch row, first token of the chunk in that row, valid tokens from there on) of a flat chunk number."""
+    if IS_VARLEN:
+        sequence = tl.load(sequence_ids + chunk)
+        start = tl.load(chunk_ids + chunk).to(tl.int64) * CHUNK
+        bos = tl.load(cu_seqlens + sequence).to(tl.int64)
+        left = tl.load(cu_seqlens + sequence + 1) - bos - start
+        batch = chunk * 0
+        token = bos + start
+    else:
+        batch = chunk // seq_chunks
+        token = (chunk % seq_chunks) * CHUNK
+        left = seq_len - token
+    return batch, token, tl.minimum(left, CHUNK).to(tl.int32)
+
+
+@triton.jit
+def _double(x, minus_a16, SIZE: tl.constexpr):
+    """Inverse of the diagonal blocks of size 2 * SIZE of I + A from the inverse ``x`` of those of size SIZE."""
+    i = tl.arange(0, CHUNK)[:, None] // SIZE
+    j = tl.arange(0, CHUNK)[None, :] // SIZE
+    x16 = x.to(tl.float16)
+    y = tl.where((i == j + 1) & (i % 2 == 1), dot(x16, minus_a16), 0.0)
+    return dot_add(y.to(tl.float16), x16, x)
+
+
+@triton.jit
+def _inverse(minus_a):
+    """(I + A)^-1 in fp32 from -A [64, 64], strictly lower triangular."""
+    i = tl.arange(0, CHUNK)[:, None]
+    j = tl.arange(0, CHUNK)[None, :]
+    minus_a16 = minus_a.to(tl.float16)
+    x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, minus_a, 0.0))
+    x = _double(x, minus_a16, 2)
+    x = _double(x, minus_a16, 4)
+    x = _double(x, minus_a16, 8)
+    x = _double(x, minus_a16, 16)
+    return _double(x, minus_a16, 32)
+
+
+@triton.jit
+def _load_tile(x, left, stride_t, UNIT: tl.constexpr):
+    """[64, 128] rows, zero past the sequence; the stride counts UNIT elements (see ``row_strides``)."""
+    i = tl.arange(0, CHUNK)[:, None]
+    d = tl.arange(0, HEAD_DIM)[None, :]
+    return tl.load(x + (i * stride_t) * UNIT + d, mask=i < left, other=0.0)
+
+
+@triton.jit
+def _store_tile(x, tile, left):
+    i = tl.arange(0, CHUNK)[:, None]
+    d = tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(x + i * HEAD_DIM + d, narrow(tile, x.dtype.element_ty), mask=i < left)
+
+
+@triton.jit
+def _load_gain(beta, left, stride_t):
+    i = tl.arange(0, CHUNK)
+    return tl.load(beta + i * stride_t, mask=i < left, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _cumulate(g, left, stride_t):
+    """Inclusive chunk-local sum of the gates, natural logarithm."""
+    i = tl.arange(0, CHUNK)
+    gate = tl.load(g + i * stride_t, mask=i < left, other=0.0)
+    return tl.cumsum(tl.where(gate < GATE_MIN, GATE_MIN, gate), 0)
+
+
+@triton.jit
+def _minus_a(key, gate2, gain):
+    """-A of one chunk; the exponent is masked before the exponential, so that no inf meets a 0."""
+    i = tl.arange(0, CHUNK)
+    lower = i[:, None] > i[None, :]
+    decay = tl.exp2(tl.where(lower, gate2[:, None] - gate2[None, :], 0.0))
+    return tl.where(lower, -gain[:, None] * dot(key, tl.trans(key)) * decay, 0.0)
+
+
+@triton.jit(do_not_specialize=_RUNTIME_INTS)
+def prepare_fused_kernel(
+    k,
+    v,
+    g,
+    beta,
+    w,
+    u,
+    g_cumsum,
+    cu_seqlens,
+    sequence_ids,
+    chunk_ids,
+    seq_len: tl.int32,
+    seq_chunks: tl.int32,
+    stride_kb: tl.int64,
+    stride_kt: tl.int32,
+    stride_kh: tl.int64,
+    stride_vb: tl.int64,
+    stride_vt: tl.int32,
+    stride_vh: tl.int64,
+    stride_gb: tl.int64,
+    stride_gt: tl.int32,
+    stride_gh: tl.int64,
+    stride_bb: tl.int64,
+    stride_bt: tl.int32,
+    stride_bh: tl.int64,
+    H: tl.constexpr,
+    HG: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    V_UNIT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    GATE_LOG2: tl.constexpr,
+):
+    """K1..K4 of one chunk and value head. Consecutive programs share a chunk of k through the L2 cache."""
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid % H
+    batch, token, left = _locate(pid // H, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN)
+    row = (batch * H + head) * seq_len + token
+    k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
+    v += (batch * stride_vb + token * stride_vt + head * stride_vh) * V_UNIT
+
+    key = _load_tile(k, left, stride_kt, K_UNIT)
+    value = _load_tile(v, left, stride_vt, V_UNIT)
+    gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
+    gate = _cumulate(g + batch * stride_gb + token * stride_gt + head * stride_gh, left, stride_gt)
+    gate2 = gate * LOG2E
+    i = tl.arange(0, CHUNK)
+    tl.store(g_cumsum + row + i, gate2 if GATE_LOG2 else gate, mask=i < left)
+
+    inverse = _inverse(_minus_a(key, gate2, gain))
+    _store_tile(u + row * HEAD_DIM, dot(narrow(inverse * gain[None, :], k.dtype.element_ty), value), left)
+    gain *= tl.exp2(gate2)
+    _store_tile(w + row * HEAD_DIM, dot(narrow(inverse * gain[None, :], k.dtype.element_ty), key), left)
+
+
+@triton.jit(do_not_specialize=_RUNTIME_INTS)
+def prepare_inverse_kernel(
+    k,
+    g,
+    beta,
+    g_cumsum,
+    inverse,
+    cu_seqlens,
+    sequence_ids,
+    chunk_ids,
+    seq_len: tl.int32,
+    seq_chunks: tl.int32,
+    stride_kb: tl.int64,
+    stride_kt: tl.int32,
+    stride_kh: tl.int64,
+    stride_gb: tl.int64,
+    stride_gt: tl.int32,
+    stride_gh: tl.int64,
+    stride_bb: tl.int64,
+    stride_bt: tl.int32,
+    stride_bh: tl.int64,
+    H: tl.constexpr,
+    HG: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    GATE_LOG2: tl.constexpr,
+):
+    """K1..K3 of one chunk and value head: g_cumsum and the tile (I + A)^-1 of ``inverse`` [chunks, H, 64, 64]."""
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid % H
+    batch, token, left = _locate(pid // H, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN)
+    k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
+
+    key = _load_tile(k, left, stride_kt, K_UNIT)
+    gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
+    gate = _cumulate(g + batch * stride_gb + token * stride_gt + head * stride_gh, left, stride_gt)
+    gate2 = gate * LOG2E
+    i = tl.arange(0, CHUNK)
+    tl.store(g_cumsum + (batch * H + head) * seq_len + token + i, gate2 if GATE_LOG2 else gate, mask=i < left)
+
+    inverse += pid * (CHUNK * CHUNK)
+    tile = _inverse(_minus_a(key, gate2, gain))
+    tl.store(inverse + i[:, None] * CHUNK + i[None, :], narrow(tile, inverse.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=_RUNTIME_INTS)
+def prepare_wy_kernel(
+    k,
+    v,
+    beta,
+    w,
+    u,
+    g_cumsum,
+    inverse,
+    cu_seqlens,
+    sequence_ids,
+    chunk_ids,
+    seq_len: tl.int32,
+    seq_chunks: tl.int32,
+    stride_kb: tl.int64,
+    stride_kt: tl.int32,
+    stride_kh: tl.int64,
+    stride_vb: tl.int64,
+    stride_vt: tl.int32,
+    stride_vh: tl.int64,
+    stride_bb: tl.int64,
+    stride_bt: tl.int32,
+    stride_bh: tl.int64,
+    H: tl.constexpr,
+    HG: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    V_UNIT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    GATE_LOG2: tl.constexpr,
+):
+    """K4 of one chunk and value head, from the inverse of ``prepare_inverse_kernel``."""
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid % H
+    batch, token, left = _locate(pid // H, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN)
+    row = (batch * H + head) * seq_len + token
+    k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
+    v += (batch * stride_vb + token * stride_vt + head * stride_vh) * V_UNIT
+
+    i = tl.arange(0, CHUNK)
+    inverse += pid * (CHUNK * CHUNK)
+    tile = tl.load(inverse + i[:, None] * CHUNK + i[None, :]).to(tl.float32)
+    gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
+    value = _load_tile(v, left, stride_vt, V_UNIT)
+    key = _load_tile(k, left, stride_kt, K_UNIT)
+    gate = tl.load(g_cumsum + row + i, mask=i < left, other=0.0)
+    _store_tile(u + row * HEAD_DIM, dot(narrow(tile * gain[None, :], k.dtype.element_ty), value), left)
+    gain *= exp2_gate(gate, GATE_LOG2)
+    _store_tile(w + row * HEAD_DIM, dot(narrow(tile * gain[None, :], k.dtype.element_ty), key), left)
+
+
+def prepare(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    w: Tensor,
+    u: Tensor,
+    g_cumsum: Tensor,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    config: PrepareConfig,
+) -> None:
+    """Launch K1..K4: k [B,T,Hg,128], v [B,T,H,128] (bf16 or fp16, last axis contiguous), g fp32 [B,T,H] (natural log),
+    beta [B,T,H] -> w, u [B,H,T,128] in k's dtype and g_cumsum fp32 [B,H,T], contiguous and preallocated. Rows past a
+    sequence are neither read nor written. Mode "split" allocates its workspace, (I + A)^-1 [total_chunks,H,64,64] in
+    k's dtype."""
+    if plan.total_chunks == 0:
+        return
+    num_heads = v.shape[2]
+    k_unit, k_strides = row_strides(k)
+    v_unit, v_strides = row_strides(v)
+    chunks = (
+        g_cumsum if plan.cu_seqlens is None else plan.cu_seqlens,
+        g_cumsum if plan.sequence_ids is None else plan.sequence_ids,
+        g_cumsum if plan.chunk_ids is None else plan.chunk_ids,
+        plan.seq_len,
+        plan.max_seq_chunks,
+    )
+    common = {
+        "H": num_heads,
+        "HG": k.shape[2],
+        "K_UNIT": k_unit,
+        "IS_VARLEN": plan.is_varlen,
+        "GATE_LOG2": use_exp2,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    grid = (plan.total_chunks * num_heads,)
+    if config.mode == "fused":
+        prepare_fused_kernel[grid](
+            k, v, g, beta, w, u, g_cumsum, *chunks, *k_strides, *v_strides, *g.stride(), *beta.stride(),
+            V_UNIT=v_unit, **common,
+        )  # fmt: skip
+        return
+    inverse = torch.empty((plan.total_chunks, num_heads, CHUNK.value, CHUNK.value), dtype=k.dtype, device=k.device)
+    prepare_inverse_kernel[grid](
+        k, g, beta, g_cumsum, inverse, *chunks, *k_strides, *g.stride(), *beta.stride(), **common
+    )
+    prepare_wy_kernel[grid](
+        k, v, beta, w, u, g_cumsum, inverse, *chunks, *k_strides, *v_strides, *beta.stride(), V_UNIT=v_unit, **common
+    )

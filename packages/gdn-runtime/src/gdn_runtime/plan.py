@@ -26,12 +26,14 @@ class ChunkPlan:
     Dense calls have ``num_seqs`` = B sequences of ``seq_len`` = T tokens and no tensors. Varlen calls have B == 1,
     ``seq_len`` = the allocated length of the token axis, and four int32 tensors on the data's device:
     ``cu_seqlens`` [num_seqs + 1] (offsets of the prefill sequences, starting at 0), ``chunk_offsets`` [num_seqs + 1]
-    (exclusive prefix sum of chunks per sequence), ``sequence_ids`` and ``chunk_ids`` [total_chunks].
+    (exclusive prefix sum of chunks per sequence), ``sequence_ids`` and ``chunk_ids`` [total_chunks]. ``num_tokens`` rows
+    of every batch row belong to a sequence, the rest are spare.
     """
 
     is_varlen: bool
     num_seqs: int
     seq_len: int
+    num_tokens: int
     total_chunks: int
     max_seq_chunks: int
     cu_seqlens: Tensor | None = None
@@ -43,7 +45,7 @@ class ChunkPlan:
     def dense(batch: int, seq_len: int) -> ChunkPlan:
         """Plan of ``batch`` sequences of ``seq_len`` tokens each, every one cut into chunks of 64."""
         per_seq = cdiv(seq_len, CHUNK)
-        return ChunkPlan(False, batch, seq_len, batch * per_seq, per_seq if batch else 0)
+        return ChunkPlan(False, batch, seq_len, seq_len, batch * per_seq, per_seq if batch else 0)
 
     @staticmethod
     def varlen(schedule: ChunkSchedule, seq_len: int) -> ChunkPlan:
@@ -52,6 +54,7 @@ class ChunkPlan:
             True,
             schedule.n_prefill,
             seq_len,
+            schedule.total_prefill_tokens,
             schedule.total_chunks,
             schedule.max_seq_chunks,
             schedule.kernel_cu_seqlens,

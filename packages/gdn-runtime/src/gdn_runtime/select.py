@@ -66,6 +66,14 @@ class Problem:
     snapshot_dtype: Dtype
     is_varlen: bool
     use_exp2: bool = True
+    use_g: bool = True
+    use_gk: bool = False
+    use_initial_state: bool = True
+    store_final_state: bool = True
+    save_new_value: bool = True
+    use_state_indices: bool = False
+    use_state_mask: bool = False
+    g_head_major: bool = True
 
 
 @dataclass(frozen=True)
@@ -243,14 +251,14 @@ def _specs(
             p.state_dtype,
             p.snapshot_dtype,
             *common,
-            use_g=True,
-            use_gk=False,
-            use_initial_state=True,
-            store_final_state=True,
-            save_new_value=True,
-            use_state_indices=False,
-            use_state_mask=False,
-            g_head_major=True,
+            use_g=p.use_g,
+            use_gk=p.use_gk,
+            use_initial_state=p.use_initial_state,
+            store_final_state=p.store_final_state,
+            save_new_value=p.save_new_value,
+            use_state_indices=p.use_state_indices,
+            use_state_mask=p.use_state_mask,
+            g_head_major=p.g_head_major,
             use_exp2=p.use_exp2,
             config=scan,
         ),

@@ -1,0 +1,1 @@
+"""The public operations: each validates, selects, allocates and launches."""

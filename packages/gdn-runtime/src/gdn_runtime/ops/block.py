@@ -1,0 +1,453 @@
+"""The Gated DeltaNet prefill block, K1..K6."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..metadata import PrefillMetadata
+from ..plan import ChunkPlan
+from ..select import Explanation, Selection, select
+from ..spec import HEAD_DIM
+from . import checks
+from .backends import stages
+from .library import register, traced
+from .problem import make_problem
+from .sequences import Sequences, check_sequences, plan_from_op_arguments
+from .states import StateArguments, check_states, wants_index_check
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """The checked arguments of one call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    o: Tensor | None
+    sequences: Sequences
+    states: StateArguments
+    scale: float
+    snapshot_dtype: torch.dtype
+    use_qk_l2norm: bool
+    use_exp2: bool
+    check_indices: bool
+    backend: str
+    prepare_backend: str | None
+    arch: str | None
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    o: Tensor | None = None,
+    state_dtype: torch.dtype | None = None,
+    snapshot_dtype: torch.dtype | None = None,
+    use_exp2: bool = True,
+    num_decodes: int = 0,
+    num_decode_tokens: int = 0,
+    seq_lens_cpu: Sequence[int] | Tensor | None = None,
+    prefill_metadata: PrefillMetadata | None = None,
+    initial_state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    inplace_final_state: bool | None = None,
+    check_indices: bool | None = None,
+    backend: str = "auto",
+    prepare_backend: str | None = None,
+    arch: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaNet over whole prompts: S <- exp(g) S (I - beta k k^T) + beta v k^T and o = scale S q, token by token,
+    computed in chunks of 64.
+
+    Args:
+        q, k: [B,T,Hg,128] bf16 or fp16. Rows contiguous, other strides free (views of a fused projection are honoured).
+        v: [B,T,H,128], dtype of q. H is a multiple of Hg; value head h reads key head h // (H / Hg).
+        g: [B,T,H] fp32, natural logarithm of the decay of each token, not cumulated, normally <= 0; -inf resets the state
+            (values below -128 act as -128: exp(-128) is 0 beside anything that fp32 holds to 1e-7).
+        beta: [B,T,H] fp32, bf16 or fp16, the gain of each token.
+        scale: factor of q, default 128 ** -0.5.
+        initial_state: fp32 or bf16 states S [N,H,V,K] (value rows, key columns), one per sequence, or with
+            ``initial_state_indices`` a pool [slots,H,V,K] whose slots may be apart in memory. None starts from zero.
+        output_final_state: whether to return the states after the last token.
+        use_qk_l2norm_in_kernel: l2-normalise q and k first (x * rsqrt(sum x^2 + 1e-6)).
+        cu_seqlens: [sequences + 1] int32 or int64 offsets of sequences packed along T (then B == 1), decode prefix
+            included. None: B sequences of T tokens.
+        o: buffer for the output, [B,T,H,128] of v.dtype, written in place and returned. Rows past the last sequence are
+            left as they are in it; without it they are zero.
+        state_dtype: dtype of the final states; None is that of ``initial_state``, else fp32.
+        snapshot_dtype: dtype of the states kept at chunk starts between K5 and K6: v.dtype (None) or fp32.
+        use_exp2: unit of the gates inside (log2 or natural); the results are equal to rounding.
+        num_decodes, num_decode_tokens: leading sequences of ``cu_seqlens``, and their tokens, that the data tensors and
+            states leave out because a decode kernel serves them.
+        seq_lens_cpu: host lengths of all sequences; spares the read of ``cu_seqlens`` but uploads on each call.
+            Convenience: build ``prefill_metadata`` once per forward pass instead.
+        prefill_metadata: from ``build_prefill_metadata``, shared by all layers; wins over ``seq_lens_cpu``. The only way
+            without any host work on lengths, and the only one inside a CUDA graph capture.
+        initial_state_indices: [N] int32 or int64 pool slots, N without the decode prefix. The pool is updated in place
+            and returned. -1 is a pad: it starts from zero and stores nothing, as does any slot outside the pool; two
+            sequences with one slot race. ``check_indices=True`` refuses both, at the price of a synchronisation.
+        has_initial_state: [N] bool; False starts from exact zero whatever the state holds (NaN included).
+        inplace_final_state: write the final states into ``initial_state`` and return it. None: True iff indices are given.
+        check_indices: None means GDN_CHECK_INDICES.
+        backend, prepare_backend: "auto", "reference" or "triton", for all stages and for K1..K4 alone.
+        arch: architecture of the kernels; only the device's own can be asked for.
+
+    Returns:
+        (o [B,T,H,128] of v.dtype, final states [N,H,V,K] or the pool, or None).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: before anything is allocated or launched; nothing of the caller's is
+            changed. RuntimeError for varlen calls without metadata during CUDA graph capture.
+    """
+    call = _check(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        o=o,
+        state_dtype=state_dtype,
+        snapshot_dtype=snapshot_dtype,
+        use_exp2=use_exp2,
+        num_decodes=num_decodes,
+        num_decode_tokens=num_decode_tokens,
+        seq_lens_cpu=seq_lens_cpu,
+        prefill_metadata=prefill_metadata,
+        initial_state_indices=initial_state_indices,
+        has_initial_state=has_initial_state,
+        inplace_final_state=inplace_final_state,
+        check_indices=check_indices,
+        backend=backend,
+        prepare_backend=prepare_backend,
+        arch=arch,
+    )
+    if traced():
+        return _call_op(call)
+    plan = call.sequences.plan()
+    selection = _select(call, plan)
+    if call.check_indices:
+        call.states.check_index_values()
+    out, final_state = _allocate(call)
+    _launch(call, plan, selection, out, final_state)
+    return out, final_state
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: object) -> Explanation:
+    """Backends and configurations that ``chunk_gated_delta_rule`` would use for these arguments, and why. Launches and
+    allocates nothing; raises what the call would raise."""
+    unknown = options.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"explain: got {sorted(unknown)}, expected arguments of chunk_gated_delta_rule")
+    call = _check(q, k, v, g, beta, **{**_DEFAULTS, **options})
+    return _select(call, call.sequences.plan())
+
+
+_DEFAULTS: dict[str, object] = dict(chunk_gated_delta_rule.__kwdefaults__)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: Tensor | None,
+    o: Tensor | None,
+    state_dtype: torch.dtype | None,
+    snapshot_dtype: torch.dtype | None,
+    use_exp2: bool,
+    num_decodes: int,
+    num_decode_tokens: int,
+    seq_lens_cpu: Sequence[int] | Tensor | None,
+    prefill_metadata: PrefillMetadata | None,
+    initial_state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    inplace_final_state: bool | None,
+    check_indices: bool | None,
+    backend: str,
+    prepare_backend: str | None,
+    arch: str | None,
+) -> BlockCall:
+    checks.check_rank("q", q, "B,T,Hg,K")
+    checks.check_rank("k", k, "B,T,Hg,K")
+    checks.check_rank("v", v, "B,T,H,V")
+    device = q.device
+    checks.check_tensor("q", q, dtypes=checks.DATA_DTYPES, device=device)
+    batch, seq_len, num_key_heads, key_dim = q.shape
+    num_heads = v.shape[2]
+    checks.check_tensor("k", k, shape=(batch, seq_len, num_key_heads, key_dim), dtypes=(q.dtype,), device=device)
+    checks.check_tensor("v", v, shape=(batch, seq_len, num_heads, v.shape[3]), dtypes=(q.dtype,), device=device)
+    checks.check_head_dim(key_dim, v.shape[3])
+    checks.check_heads(num_heads, num_key_heads)
+    gates = (batch, seq_len, num_heads)
+    checks.check_tensor("g", g, shape=gates, dtypes=(torch.float32,), device=device)
+    checks.check_tensor("beta", beta, shape=gates, dtypes=checks.BETA_DTYPES, device=device)
+    checks.check_rows("q", q)
+    checks.check_rows("k", k)
+    checks.check_rows("v", v)
+    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+    sequences = check_sequences(
+        batch=batch,
+        seq_len=seq_len,
+        device=device,
+        cu_seqlens=cu_seqlens,
+        num_decodes=num_decodes,
+        num_decode_tokens=num_decode_tokens,
+        seq_lens_cpu=seq_lens_cpu,
+        prefill_metadata=prefill_metadata,
+    )
+    states = check_states(
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        state_dtype=state_dtype,
+        initial_state_indices=initial_state_indices,
+        has_initial_state=has_initial_state,
+        inplace_final_state=inplace_final_state,
+        num_seqs=sequences.num_seqs,
+        num_heads=num_heads,
+        device=device,
+    )
+    if o is not None:
+        checks.check_output_buffer(
+            o, v, {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state}
+        )
+    return BlockCall(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        o,
+        sequences,
+        states,
+        checks.check_scale(scale),
+        checks.check_snapshot_dtype(snapshot_dtype, q.dtype),
+        checks.check_flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
+        checks.check_flag("use_exp2", use_exp2),
+        wants_index_check(check_indices),
+        backend,
+        prepare_backend,
+        arch,
+    )
+
+
+def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
+    problem = make_problem(
+        plan,
+        call.states,
+        device=call.q.device,
+        num_heads=call.v.shape[2],
+        num_key_heads=call.k.shape[2],
+        dtype=call.q.dtype,
+        beta_dtype=call.beta.dtype,
+        snapshot_dtype=call.snapshot_dtype,
+        use_exp2=call.use_exp2,
+    )
+    return select(
+        problem, call.q.device, backend=call.backend, prepare_backend=call.prepare_backend, arch=call.arch
+    )
+
+
+def _allocate(call: BlockCall) -> tuple[Tensor, Tensor | None]:
+    v = call.v
+    out = v.new_empty(v.shape) if call.o is None else call.o
+    return out, call.states.allocate_final(call.sequences.num_seqs, v.shape[2], v.device)
+
+
+def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor, final_state: Tensor | None) -> None:
+    """Allocate the workspaces and launch the stages on the current stream of the data's device."""
+    q, k, v, states = call.q, call.k, call.v, call.states
+    batch, seq_len, num_heads = v.shape[0], v.shape[1], v.shape[2]
+    prepare = stages(selection.prepare_backend).prepare
+    backend = stages(selection.backend)
+    with torch.cuda.device(v.device) if v.is_cuda else nullcontext():
+        if call.o is None and plan.num_tokens < seq_len:
+            out[:, plan.num_tokens :].zero_()
+        if call.use_qk_l2norm:
+            q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+            backend.l2norm(q, k, q_out=q_out, k_out=k_out)
+            q, k = q_out, k_out
+        w = v.new_empty(batch, num_heads, seq_len, HEAD_DIM)
+        u = torch.empty_like(w)
+        g_cumsum = v.new_empty(batch, num_heads, seq_len, dtype=torch.float32)
+        h = v.new_empty(
+            1 if plan.is_varlen else batch,
+            plan.total_chunks if plan.is_varlen else plan.max_seq_chunks,
+            num_heads,
+            HEAD_DIM,
+            HEAD_DIM,
+            dtype=call.snapshot_dtype,
+        )
+        prepare(
+            k,
+            v,
+            call.g,
+            call.beta,
+            w=w,
+            u=u,
+            g_cumsum=g_cumsum,
+            plan=plan,
+            use_exp2=call.use_exp2,
+            config=selection.prepare,
+        )
+        backend.state_scan(
+            k,
+            w,
+            u,
+            g=g_cumsum,
+            gk=None,
+            h=h,
+            v_new=u,
+            initial_state=states.initial_state,
+            final_state=final_state,
+            state_indices=states.indices,
+            has_initial_state=states.has_initial_state,
+            plan=plan,
+            use_exp2=call.use_exp2,
+            g_head_major=True,
+            config=selection.state_scan,
+        )
+        backend.output(
+            q,
+            k,
+            u,
+            h,
+            g_cumsum,
+            o=out,
+            scale=call.scale,
+            plan=plan,
+            use_exp2=call.use_exp2,
+            config=selection.output,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ torch.library
+
+
+def _call_op(call: BlockCall) -> tuple[Tensor, Tensor | None]:
+    """The call as one op of a traced graph."""
+    out, final_state = _allocate(call)
+    states = call.states
+    _op(
+        call.q,
+        call.k,
+        call.v,
+        call.g,
+        call.beta,
+        None if states.in_place else states.initial_state,
+        states.indices,
+        states.has_initial_state,
+        *call.sequences.op_arguments(),
+        out,
+        final_state,
+        states.in_place,
+        call.o is not None,
+        call.scale,
+        call.snapshot_dtype,
+        call.use_qk_l2norm,
+        call.use_exp2,
+        call.check_indices,
+        call.backend,
+        call.prepare_backend,
+        call.arch,
+    )
+    return out, final_state
+
+
+def _run_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    kernel_cu_seqlens: Tensor | None,
+    chunk_offsets: Tensor | None,
+    sequence_ids: Tensor | None,
+    chunk_ids: Tensor | None,
+    max_seq_chunks: int,
+    num_tokens: int,
+    num_decodes: int,
+    num_decode_tokens: int,
+    o: Tensor,
+    final_state: Tensor | None,
+    in_place: bool,
+    caller_owns_o: bool,
+    scale: float,
+    snapshot_dtype: torch.dtype,
+    use_qk_l2norm: bool,
+    use_exp2: bool,
+    check_indices: bool,
+    backend: str,
+    prepare_backend: str | None,
+    arch: str | None,
+) -> None:
+    """gdn::chunk_gated_delta_rule_out, for calls checked by ``chunk_gated_delta_rule``."""
+    plan = plan_from_op_arguments(
+        v.shape[0],
+        v.shape[1],
+        cu_seqlens,
+        kernel_cu_seqlens,
+        chunk_offsets,
+        sequence_ids,
+        chunk_ids,
+        max_seq_chunks,
+        num_tokens,
+        num_decodes,
+        num_decode_tokens,
+    )
+    states = StateArguments.of_op(initial_state, final_state, in_place, state_indices, has_initial_state)
+    sequences = Sequences(plan.num_seqs, plan.seq_len, None, num_decodes, num_decode_tokens, None)
+    call = BlockCall(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        o if caller_owns_o else None,
+        sequences,
+        states,
+        scale,
+        snapshot_dtype,
+        use_qk_l2norm,
+        use_exp2,
+        check_indices,
+        backend,
+        prepare_backend,
+        arch,
+    )
+    selection = _select(call, plan)
+    if check_indices:
+        states.check_index_values()
+    _launch(call, plan, selection, o, final_state)
+
+
+_op = register("chunk_gated_delta_rule_out", _run_op, mutates_args=("o", "final_state"))

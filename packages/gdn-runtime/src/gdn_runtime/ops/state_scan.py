@@ -1,0 +1,279 @@
+"""K5 alone: the state scan over chunks, from prepared w and u to snapshots, new values and final states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError, value_error
+from ..metadata import PrefillMetadata
+from ..plan import CHUNK, ChunkPlan, cdiv
+from ..select import Selection, select
+from ..spec import HEAD_DIM
+from . import checks
+from .backends import stages
+from .library import register, traced
+from .problem import make_problem
+from .sequences import Sequences, check_sequences, plan_from_op_arguments
+from .states import StateArguments, check_states, wants_index_check
+
+
+@dataclass(frozen=True)
+class ScanCall:
+    """The checked arguments of one call."""
+
+    k: Tensor
+    w: Tensor
+    u: Tensor
+    g: Tensor | None
+    gk: Tensor | None
+    states: StateArguments
+    use_exp2: bool
+    g_head_major: bool
+    backend: str
+    arch: str | None
+
+
+def chunk_gated_delta_rule_fwd_h(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    chunk_size: int = CHUNK,
+    save_new_value: bool = True,
+    cu_seqlens: Tensor | None = None,
+    state_dtype: torch.dtype | None = None,
+    snapshot_dtype: torch.dtype | None = None,
+    use_exp2: bool = True,
+    num_decodes: int = 0,
+    num_decode_tokens: int = 0,
+    seq_lens_cpu: Sequence[int] | Tensor | None = None,
+    prefill_metadata: PrefillMetadata | None = None,
+    initial_state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    inplace_final_state: bool | None = None,
+    check_indices: bool | None = None,
+    g_head_major: bool = False,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """K5: for every chunk, keep the state at its start, form v_new = u - w S^T, and carry
+    S <- exp(G_L) S exp(gk_L) + (v_new exp(G_L - G))^T k, L being the last token of the chunk that exists.
+
+    Args:
+        k: [B,T,Hg,128] bf16 or fp16, rows contiguous. w, u: [B,H,T,128] contiguous, dtype of k.
+        g: chunk-local cumulated gate, fp32, contiguous: [B,T,H], or [B,H,T] with ``g_head_major``. In log2 units if
+            ``use_exp2``, else natural: a natural gate with ``use_exp2=True`` silently means exp2 of it. Must be finite.
+            None: no decay.
+        gk: per-key gate, cumulated within the chunk, fp32 natural logarithm whatever ``use_exp2``, contiguous [B,T,H,128]
+            or flat [B*T,H,128]; read at the last token of each chunk. None: none.
+        save_new_value: whether to return v_new.
+        The rest as in ``chunk_gated_delta_rule``.
+
+    Returns:
+        (h, v_new or None, final states or None): h [B,ceil(T/64),H,V,K], varlen [1,total_chunks,H,V,K], of
+        ``snapshot_dtype`` (None: dtype of k); v_new [B,H,T,V], not gated, spare rows unwritten.
+
+    Raises:
+        As ``chunk_gated_delta_rule``. While torch.compile traces, varlen calls need ``prefill_metadata``: the number of
+        snapshots is not known otherwise.
+    """
+    checks.check_rank("k", k, "B,T,Hg,K")
+    checks.check_rank("w", w, "B,H,T,K")
+    checks.check_rank("u", u, "B,H,T,V")
+    device = k.device
+    checks.check_tensor("k", k, dtypes=checks.DATA_DTYPES, device=device)
+    batch, seq_len, num_key_heads, key_dim = k.shape
+    num_heads = u.shape[1]
+    checks.check_head_dim(key_dim, u.shape[3])
+    checks.check_tensor("w", w, shape=(batch, num_heads, seq_len, key_dim), dtypes=(k.dtype,), device=device)
+    checks.check_tensor("u", u, shape=(batch, num_heads, seq_len, HEAD_DIM), dtypes=(k.dtype,), device=device)
+    checks.check_heads(num_heads, num_key_heads)
+    checks.check_rows("k", k)
+    checks.check_contiguous("w", w)
+    checks.check_contiguous("u", u)
+    checks.check_chunk_size(chunk_size)
+    checks.check_flag("g_head_major", g_head_major)
+    if g is not None:
+        layout = (batch, num_heads, seq_len) if g_head_major else (batch, seq_len, num_heads)
+        checks.check_tensor("g", g, shape=layout, dtypes=(torch.float32,), device=device)
+        checks.check_contiguous("g", g)
+    if gk is not None:
+        checks.check_tensor("gk", gk, dtypes=(torch.float32,), device=device)
+        shapes = ((batch, seq_len, num_heads, HEAD_DIM), (batch * seq_len, num_heads, HEAD_DIM))
+        if tuple(gk.shape) not in shapes:
+            raise value_error("gk.shape", list(gk.shape), " or ".join(str(list(shape)) for shape in shapes))
+        checks.check_contiguous("gk", gk)
+    checks.check_no_grad(k=k, w=w, u=u, g=g, gk=gk, initial_state=initial_state)
+    sequences = check_sequences(
+        batch=batch,
+        seq_len=seq_len,
+        device=device,
+        cu_seqlens=cu_seqlens,
+        num_decodes=num_decodes,
+        num_decode_tokens=num_decode_tokens,
+        seq_lens_cpu=seq_lens_cpu,
+        prefill_metadata=prefill_metadata,
+    )
+    states = check_states(
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        state_dtype=state_dtype,
+        initial_state_indices=initial_state_indices,
+        has_initial_state=has_initial_state,
+        inplace_final_state=inplace_final_state,
+        num_seqs=sequences.num_seqs,
+        num_heads=num_heads,
+        device=device,
+    )
+    snapshots = checks.check_snapshot_dtype(snapshot_dtype, k.dtype)
+    checks.check_flag("save_new_value", save_new_value)
+    checks.check_flag("use_exp2", use_exp2)
+    check = wants_index_check(check_indices)
+    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, backend, arch)
+
+    as_op = traced()
+    if not as_op:
+        plan = sequences.plan()
+        selection = _select(call, plan, snapshots, save_new_value)
+        if check:
+            states.check_index_values()
+    elif sequences.cu_seqlens is not None and sequences.schedule is None:
+        raise UnsupportedError(
+            "varlen chunk_gated_delta_rule_fwd_h under torch.compile", got="cu_seqlens alone", supported=["prefill_metadata"]
+        )
+    if sequences.schedule is None:
+        h_shape = (batch, cdiv(seq_len, CHUNK), num_heads, HEAD_DIM, HEAD_DIM)
+    else:
+        h_shape = (1, sequences.schedule.total_chunks, num_heads, HEAD_DIM, HEAD_DIM)
+    h = k.new_empty(h_shape, dtype=snapshots)
+    v_new = torch.empty_like(u) if save_new_value else None
+    final_state = states.allocate_final(sequences.num_seqs, num_heads, device)
+    if not as_op:
+        _launch(call, plan, selection, h, v_new, final_state)
+    else:
+        _op(
+            k,
+            w,
+            u,
+            g,
+            gk,
+            None if states.in_place else states.initial_state,
+            states.indices,
+            states.has_initial_state,
+            *sequences.op_arguments(),
+            h,
+            v_new,
+            final_state,
+            states.in_place,
+            use_exp2,
+            g_head_major,
+            check,
+            backend,
+            arch,
+        )
+    return h, v_new, final_state
+
+
+def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_new_value: bool) -> Selection:
+    problem = make_problem(
+        plan,
+        call.states,
+        device=call.k.device,
+        num_heads=call.u.shape[1],
+        num_key_heads=call.k.shape[2],
+        dtype=call.k.dtype,
+        beta_dtype=torch.float32,
+        snapshot_dtype=snapshot_dtype,
+        use_exp2=call.use_exp2,
+        use_g=call.g is not None,
+        use_gk=call.gk is not None,
+        save_new_value=save_new_value,
+        g_head_major=call.g_head_major,
+    )
+    return select(problem, call.k.device, backend=call.backend, arch=call.arch)
+
+
+def _launch(
+    call: ScanCall, plan: ChunkPlan, selection: Selection, h: Tensor, v_new: Tensor | None, final_state: Tensor | None
+) -> None:
+    k, gk = call.k, call.gk
+    with torch.cuda.device(k.device) if k.is_cuda else nullcontext():
+        stages(selection.backend).state_scan(
+            k,
+            call.w,
+            call.u,
+            g=call.g,
+            gk=None if gk is None else gk.view(k.shape[0], k.shape[1], call.u.shape[1], HEAD_DIM),
+            h=h,
+            v_new=v_new,
+            initial_state=call.states.initial_state,
+            final_state=final_state,
+            state_indices=call.states.indices,
+            has_initial_state=call.states.has_initial_state,
+            plan=plan,
+            use_exp2=call.use_exp2,
+            g_head_major=call.g_head_major,
+            config=selection.state_scan,
+        )
+
+
+def _run_op(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    gk: Tensor | None,
+    initial_state: Tensor | None,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    kernel_cu_seqlens: Tensor | None,
+    chunk_offsets: Tensor | None,
+    sequence_ids: Tensor | None,
+    chunk_ids: Tensor | None,
+    max_seq_chunks: int,
+    num_tokens: int,
+    num_decodes: int,
+    num_decode_tokens: int,
+    h: Tensor,
+    v_new: Tensor | None,
+    final_state: Tensor | None,
+    in_place: bool,
+    use_exp2: bool,
+    g_head_major: bool,
+    check_indices: bool,
+    backend: str,
+    arch: str | None,
+) -> None:
+    """gdn::chunk_gated_delta_rule_fwd_h_out; the state arguments are those of gdn::chunk_gated_delta_rule_out."""
+    plan = plan_from_op_arguments(
+        k.shape[0],
+        k.shape[1],
+        cu_seqlens,
+        kernel_cu_seqlens,
+        chunk_offsets,
+        sequence_ids,
+        chunk_ids,
+        max_seq_chunks,
+        num_tokens,
+        num_decodes,
+        num_decode_tokens,
+    )
+    states = StateArguments.of_op(initial_state, final_state, in_place, state_indices, has_initial_state)
+    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, backend, arch)
+    selection = _select(call, plan, h.dtype, v_new is not None)
+    if check_indices:
+        states.check_index_values()
+    _launch(call, plan, selection, h, v_new, final_state)
+
+
+_op = register("chunk_gated_delta_rule_fwd_h_out", _run_op, mutates_args=("h", "v_new", "final_state"))

@@ -1,0 +1,216 @@
+"""Everything that is checked, built and shown in this repository: ``./ci/nox -l`` lists the sessions.
+
+Every session runs on the Python that runs nox (3.11 or newer) and installs the versions of ci/constraints.txt with pip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+ROOT = Path(__file__).parent
+PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
+SOURCES = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
+TESTS = "packages/gdn-runtime/tests"
+CONSTRAINTS = "ci/constraints.txt"
+TRITON = "ci/triton.txt"
+COMPILE_ARCHS = ("gfx942", "gfx950")
+PYTEST = ("pytest", "pytest-xdist", "hypothesis")
+LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "contracts", "tests"]
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install pinned tools and libraries."""
+    session.install("-c", CONSTRAINTS, *requirements)
+
+
+def install_runtime(session: nox.Session, *requirements: str, triton: bool = False) -> None:
+    """Install gdn-runtime from source (editable), torch and the given libraries."""
+    # Without isolation the build backend is the pinned one too: constraints do not reach isolated builds.
+    install(session, "hatchling", "torch", *requirements)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", "packages/gdn-runtime")
+    if triton:
+        session.install("--no-deps", "-r", TRITON)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Show the block at work on this machine: every backend that runs here, against the token recurrence."""
+    install_runtime(session, "numpy", "rich", triton=True)
+    session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
+    install_runtime(session, *PYTEST, triton=True)
+    # Two runs, for Triton reads TRITON_INTERPRET at import. One thread per worker: two workers fill two cores.
+    suites: dict[str, dict[str, str | None]] = {"cpu": {"TRITON_INTERPRET": None}, "interp": {"TRITON_INTERPRET": "1"}}
+    failed = [name for name, env in suites.items() if not run_suite(session, name, env)]
+    totals = [count_results(session, name) for name in suites]
+    good, bad, skipped = (sum(column) for column in zip(*totals, strict=True))
+    print(f"{good} passed, {bad} failed, {skipped} skipped", flush=True)
+    if not good + bad:
+        session.error("no test ran")
+    if failed:
+        session.error(f"failing suites: {', '.join(failed)}")
+
+
+def run_suite(session: nox.Session, name: str, env: dict[str, str | None]) -> bool:
+    """Run the tests of one folder; False if they fail. A selection may leave a suite empty: pytest exits 5."""
+    report = report_path(session, name)
+    report.unlink(missing_ok=True)
+    command = ("python", "-m", "pytest", f"{TESTS}/{name}", "-n", "2", f"--junitxml={report}", *session.posargs)
+    try:
+        session.run(*command, env={"OMP_NUM_THREADS": "1", **env}, success_codes=[0, 5] if session.posargs else [0])
+    except CommandFailed:
+        return False
+    return True
+
+
+def report_path(session: nox.Session, name: str) -> Path:
+    """Where pytest reports the results of one suite."""
+    return Path(session.create_tmp()) / f"{name}.xml"
+
+
+def count_results(session: nox.Session, name: str) -> tuple[int, int, int]:
+    """Tests passed, failed and skipped of one suite. A suite that left no report died: one failure."""
+    report = report_path(session, name)
+    if not report.exists():
+        return 0, 1, 0
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert suite is not None, f"{report} holds no testsuite"
+    total, failures, errors, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped"))
+    return total - failures - errors - skipped, failures + errors, skipped
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and file sizes."""
+    install(session, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("python", "ci/check_sizes.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types (mypy, strict; the kernels are exempt)."""
+    install(session, "mypy", "nox", "packaging", "torch")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Check which module may import which (import-linter)."""
+    linted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    existing = [Path(package).name.replace("-", "_") for package in PACKAGES]
+    if sorted(linted) != existing:
+        session.error(f"pyproject.toml: importlinter.root_packages: got {linted}, expected {existing}")
+    install(session, "import-linter")
+    session.run("lint-imports", env={"PYTHONPATH": SOURCES})
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the sdist of each package, and from it the wheel, into dist/; check what they hold."""
+    install(session, "build", "hatchling", "packaging")
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for package in PACKAGES:
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", package)
+    session.run("python", "ci/check_dist.py")
+
+
+@nox.session(name="prod-smoke", requires=["build"], reuse_venv=False)
+def prod_smoke(session: nox.Session) -> None:
+    """Use the built wheel in a fresh venv that holds nothing but it and torch."""
+    (wheel,) = ROOT.glob("dist/gdn_runtime-*.whl")
+    install(session, str(wheel))
+    # -I: neither PYTHONPATH nor the current folder may lead to the sources.
+    session.run("python", "-I", "ci/prod_smoke.py")
+
+
+def register_compile(arch: str) -> None:
+    """Register compile-ARCH: a loop names sessions as nox.parametrize cannot."""
+
+    @nox.session(name=f"compile-{arch}", tags=["compile"])
+    def compile_arch(session: nox.Session) -> None:
+        install_runtime(session, triton=True)
+        session.run("python", "-m", "gdn_runtime.kernels.triton.crosscompile", "--arch", arch, *session.posargs)
+
+    compile_arch.__doc__ = f"Compile every Triton kernel for {arch}; needs no GPU."
+
+
+for _arch in COMPILE_ARCHS:
+    register_compile(_arch)
+
+
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run the GPU suite on the PyTorch and Triton of $PYTHON (default python3), from source. Fails without a GPU."""
+    python = shutil.which(os.environ.get("PYTHON", "python3"))
+    if python is None:
+        session.error("no python3 found: set PYTHON to the interpreter that has torch")
+    probe = (
+        "import sys, torch, triton, pytest\n"
+        "print(f'torch {torch.__version__}, triton {triton.__version__}')\n"
+        "if not torch.cuda.is_available(): sys.exit('the gpu session needs a GPU: torch finds no CUDA device')\n"
+        "print(torch.cuda.get_device_name())\n"
+    )
+    session.run(python, "-c", probe, external=True)
+    env = {"PYTHONPATH": SOURCES}
+    session.run(python, "-m", "pytest", f"{TESTS}/gpu", *session.posargs, env=env, external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Check that docs/environment.md is what the code says; ``-- --write`` regenerates it."""
+    install_runtime(session)
+    path = ROOT / "docs" / "environment.md"
+    table = session.run("python", "-m", "gdn_runtime", "env", "--markdown", silent=True, stderr=None)
+    assert isinstance(table, str)
+    if "--write" in session.posargs:
+        path.write_text(table)
+    elif not path.exists() or path.read_text() != table:
+        session.error("docs/environment.md is out of date: run ./ci/nox -s docs -- --write")
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Check that changed packages have changelog fragments, and show them. Argument: the base (default origin/main)."""
+    install(session, "towncrier")
+    for package in PACKAGES:
+        session.run("towncrier", "build", "--draft", "--dir", package, "--version", "unreleased")
+    session.run("python", "ci/check_fragments.py", *session.posargs)
+
+
+@nox.session(name="release-check")
+def release_check(session: nox.Session) -> None:
+    """Check that tags, versions, changelogs and sibling ranges agree. Arguments: tags to rehearse."""
+    install(session, "packaging")
+    session.run("python", "ci/check_release.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make .venv with every package editable and every tool of the other sessions."""
+    session.run(sys.executable, "-m", "venv", ".venv", external=True)
+    pip = (str(ROOT / ".venv" / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check")
+    tools = (*PYTEST, *LINTERS, "nox", "build", "hatchling", "numpy", "rich")
+    editable = [argument for package in PACKAGES for argument in ("-e", package)]
+    session.run(*pip, "-c", CONSTRAINTS, "torch", *tools, external=True)
+    session.run(*pip, "-c", CONSTRAINTS, "--no-build-isolation", *editable, external=True)
+    session.run(*pip, "--no-deps", "-r", TRITON, external=True)
+    session.log("activate it with: . .venv/bin/activate")

@@ -6,23 +6,17 @@ fp32 from the widened operands, which is what a tensor core does up to the order
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from ..plan import CHUNK, ChunkPlan
 from ..spec import OutputConfig, PrepareConfig, StateScanConfig
+from .chunks import ChunkTable
 
 GATE_MIN = -128.0
 """Smallest log gate per token: exp(-128) is 0 in fp32, and a finite sum of gates has no (-inf) - (-inf)."""
 
 LOG2E = 1.4426950408889634
-
-_BLOCK_ROWS = 64 * CHUNK
-"""Rows (chunk x head x token) per vectorised step: 4096 x 128 fp32 are 2 MiB a tensor, so a step stays in cache."""
 
 
 def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
@@ -56,7 +50,7 @@ def prepare(
     num_heads = v.shape[2]
     eye = torch.eye(CHUNK, device=k.device)
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril(-1)
-    for chunks in _ChunkTable.build(plan, k.device).blocks(num_heads):
+    for chunks in ChunkTable(plan).blocks(num_heads, k.device):
         gate = chunks.gather(g.float()).transpose(1, 2)
         gate = torch.where(gate < GATE_MIN, GATE_MIN, gate).cumsum(-1)
         gains = chunks.gather(beta).float().transpose(1, 2)
@@ -108,25 +102,24 @@ def state_scan(
     del config
     num_seqs, num_heads, head_v, head_k = plan.num_seqs, u.shape[1], u.shape[3], k.shape[3]
     dt = k.dtype
-    table = _ChunkTable.build(plan, k.device)
+    table = ChunkTable(plan)
     # Longest sequences first: the sequences that still have a chunk c are then a prefix of the state.
-    order = torch.argsort(table.counts, descending=True, stable=True)
+    counts, by_length = table.counts.sort(descending=True, stable=True)
+    first = table.first[by_length]
+    order = by_length.to(k.device)
     slots = order if state_indices is None else state_indices.long()[order]
     state = _load_states(initial_state, slots, (num_seqs, num_heads, head_v, head_k), k.device)
     if has_initial_state is not None:
         state[~has_initial_state[order]] = 0.0
 
-    first = table.first[order]
-    counts = table.counts[order].tolist()
     snapshots = h.view(plan.total_chunks, num_heads, head_v, head_k)
     if g is not None and g_head_major:
         g = g.transpose(1, 2)
-    for c in range(counts[0] if counts else 0):
-        active = sum(count > c for count in counts)
-        index = first[:active] + c
-        chunks = table.select(index)
+    for c in range(plan.max_seq_chunks):
+        active = int((counts > c).sum())
+        chunks = table.select(first[:active] + c, k.device)
         s = state[:active]
-        snapshots[index] = s.to(h.dtype)
+        snapshots[chunks.index] = s.to(h.dtype)
 
         vn = _head_major(chunks.gather(u.transpose(1, 2)))
         vn = vn - _head_major(chunks.gather(w.transpose(1, 2))) @ _round(s, dt).transpose(-1, -2)
@@ -169,84 +162,18 @@ def output(
     num_heads, head_v = v_new.shape[1], v_new.shape[3]
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril()
     snapshots = h.view(plan.total_chunks, *h.shape[2:])
-    for chunks in _ChunkTable.build(plan, k.device).blocks(num_heads):
+    for chunks in ChunkTable(plan).blocks(num_heads, k.device):
         queries, keys = _head_major(chunks.gather(q)), _head_major(chunks.gather(k))
         gate = chunks.gather(g_cumsum.transpose(1, 2)).transpose(1, 2)
         states = _round(snapshots[chunks.index], k.dtype)
         # [C, Hg, 64, K] x [C, Hg, K, R * V]: the R value heads of a key head share its queries.
-        inter = queries @ states.unflatten(1, (queries.shape[1], -1)).flatten(2, 3).transpose(-1, -2)
-        inter = inter.unflatten(-1, (-1, head_v)).transpose(2, 3).flatten(1, 2)
+        inter = queries @ states.reshape(*queries.shape[:2], -1, queries.shape[-1]).transpose(-1, -2)
+        inter = inter.reshape(*queries.shape[:3], -1, head_v).transpose(2, 3).flatten(1, 2)
         attention = _repeat_heads(queries @ keys.transpose(-1, -2), num_heads)
         visible = lower & chunks.valid[:, None, :, None]
         attention = attention * _decay(gate, gate, visible, use_exp2)
         intra = _round(attention, k.dtype) @ _head_major(chunks.gather(v_new.transpose(1, 2)))
         chunks.scatter(o, (scale * (_exp(gate, use_exp2)[..., None] * inter + intra)).transpose(1, 2))
-
-
-@dataclass(frozen=True)
-class _ChunkTable:
-    """Where the tokens of a list of chunks live.
-
-    ``index`` [C] flat chunk number, ``batch`` [C, 1], ``rows`` [C, 64] token row (rows past the sequence's end point at
-    the chunk's first token, so that a gather reads nothing foreign), ``lengths`` [C], ``valid`` [C, 64];
-    ``first`` and ``counts`` [N] give the chunks of each sequence.
-    """
-
-    index: Tensor
-    batch: Tensor
-    rows: Tensor
-    lengths: Tensor
-    valid: Tensor
-    first: Tensor
-    counts: Tensor
-
-    @staticmethod
-    def build(plan: ChunkPlan, device: torch.device) -> _ChunkTable:
-        if plan.cu_seqlens is None:
-            starts, batches = [0] * plan.num_seqs, list(range(plan.num_seqs))
-            lens = [plan.seq_len] * plan.num_seqs
-        else:
-            offsets = plan.cu_seqlens.tolist()
-            starts, batches = offsets[:-1], [0] * plan.num_seqs
-            lens = [end - begin for begin, end in pairwise(offsets)]
-        start, seq_batch, seq_len = (torch.tensor(x, dtype=torch.int64) for x in (starts, batches, lens))
-        counts = (seq_len + CHUNK - 1) // CHUNK
-        first = counts.cumsum(0) - counts
-        owner = torch.repeat_interleave(torch.arange(plan.num_seqs), counts)
-        index = torch.arange(owner.numel())
-        assert index.numel() == plan.total_chunks, "plan.total_chunks does not fit its sequences"
-        begin = (index - first[owner]) * CHUNK
-        lengths = (seq_len[owner] - begin).clamp(max=CHUNK)
-        token = torch.arange(CHUNK)
-        valid = token < lengths[:, None]
-        rows = (start[owner] + begin)[:, None] + torch.where(valid, token, 0)
-        fields = (index, seq_batch[owner][:, None], rows, lengths, valid, first, counts)
-        return _ChunkTable(*(x.to(device) for x in fields))
-
-    def select(self, index: Tensor | slice) -> _ChunkTable:
-        """The chunks at ``index`` of this table."""
-        fields = (self.index, self.batch, self.rows, self.lengths, self.valid)
-        return _ChunkTable(*(x[index] for x in fields), self.first, self.counts)
-
-    def blocks(self, num_heads: int) -> Iterator[_ChunkTable]:
-        """Runs of consecutive chunks, small enough to be worked on at once."""
-        step = max(1, _BLOCK_ROWS // (num_heads * CHUNK))
-        for begin in range(0, self.index.numel(), step):
-            yield self.select(slice(begin, begin + step))
-
-    def gather(self, x: Tensor) -> Tensor:
-        """Rows of x [B, T, ...] as [C, 64, ...]; rows past a sequence's end are zero."""
-        taken = x[self.batch, self.rows]
-        return taken.masked_fill_(~self.valid.view(*self.valid.shape, *(1,) * (x.dim() - 2)), 0)
-
-    def scatter(self, out: Tensor, values: Tensor) -> None:
-        """Write values [C, 64, ...] to rows of out [B, T, ...], rounded to its dtype; no other row is touched."""
-        batch = self.batch.expand_as(self.rows)[self.valid]
-        out[batch, self.rows[self.valid]] = values[self.valid].to(out.dtype)
-
-    def last_rows(self) -> tuple[Tensor, Tensor]:
-        """Batch and row [C] of the last token of each chunk."""
-        return self.batch[:, 0], self.rows[:, 0] + self.lengths - 1
 
 
 def _load_states(source: Tensor | None, slots: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -269,7 +196,7 @@ def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _head_major(x: Tensor) -> Tensor:
     """[C, 64, heads, D] -> fp32 [C, heads, 64, D]."""
-    return x.transpose(1, 2).float().contiguous()
+    return x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -279,8 +206,8 @@ def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def _per_key_head(left: Tensor, right: Tensor) -> Tensor:
     """left [C, H, M, 64] @ right [C, Hg, 64, K] -> [C, H, M, K] without repeating ``right`` for its R value heads."""
-    stacked = left.unflatten(1, (right.shape[1], -1)).flatten(2, 3)
-    return (stacked @ right).unflatten(2, (-1, left.shape[2])).flatten(1, 2)
+    stacked = left.reshape(*right.shape[:2], -1, left.shape[-1])
+    return (stacked @ right).reshape(*left.shape[:3], right.shape[-1])
 
 
 def _exp(x: Tensor, use_exp2: bool) -> Tensor:

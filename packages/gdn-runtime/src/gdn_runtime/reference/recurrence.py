@@ -83,5 +83,5 @@ def recurrent_gated_delta_rule(
             error = vs[t] - torch.bmm(s, ks[t, :, :, None])[..., 0]
             s.baddbmm_((betas[t, :, None] * error)[..., None], ks[t, :, None, :])
             out[t] = torch.bmm(s, qs[t, :, :, None])[..., 0]
-        o[rows, begin:end] = scale * out.unflatten(1, (-1, num_heads)).movedim(0, 1)
+        o[rows, begin:end] = scale * out.reshape(end - begin, vs.shape[1] // num_heads, num_heads, head_v).movedim(0, 1)
     return o, state

@@ -40,7 +40,8 @@ def assert_close_rel(actual: Tensor, expected: Tensor, tol: float, what: str) ->
         a, b = _pair(actual, expected)
         where = _first((a - b).abs() == (a - b).abs().max())
         raise AssertionError(
-            f"{what}: relative L2 error {error:.3e} > {tol:.3e}; worst at {where}: got {a[where]:.6g}, expected {b[where]:.6g}"
+            f"{what}: relative L2 error {error:.3e} > {tol:.3e}; "
+            f"worst at {where}: got {a[where]:.6g}, expected {b[where]:.6g}"
         )
 
 
@@ -55,7 +56,8 @@ def assert_bitwise_equal(actual: Tensor, expected: Tensor, what: str) -> None:
     if different.any():
         where = _first(different)
         raise AssertionError(
-            f"{what}: {int(different.sum())} of {a.numel()} values differ, first at {where}: got {a[where]}, expected {b[where]}"
+            f"{what}: {int(different.sum())} of {a.numel()} values differ, "
+            f"first at {where}: got {a[where]}, expected {b[where]}"
         )
 
 

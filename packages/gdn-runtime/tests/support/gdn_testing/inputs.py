@@ -66,18 +66,19 @@ class GdnInputs:
         """Sequence n alone, as a dense call of batch 1 (views of the same memory)."""
         state = None if self.initial_state is None else self.initial_state[n : n + 1]
         if self.cu_seqlens is None:
-            parts = [x[n : n + 1] for x in self.tensors]
-        else:
-            begin = sum(self.seq_lens[:n])
-            parts = [x[:, begin : begin + self.seq_lens[n]] for x in self.tensors]
-        return GdnInputs(*parts, state, None, (self.seq_lens[n],))
+            return self._slice(slice(n, n + 1), slice(None), state)
+        begin = sum(self.seq_lens[:n])
+        return self._slice(slice(None), slice(begin, begin + self.seq_lens[n]), state)
 
     def tokens(self, begin: int, end: int, initial_state: Tensor | None) -> GdnInputs:
         """Tokens [begin, end) of a dense call, starting from ``initial_state``."""
         if self.cu_seqlens is not None:
-            raise ValueError("tokens: got a varlen call, expected a dense one")
-        parts = [x[:, begin:end] for x in self.tensors]
-        return GdnInputs(*parts, initial_state, None, (end - begin,) * self.num_seqs)
+            raise ValueError("cu_seqlens: got a varlen call, expected a dense one")
+        return self._slice(slice(None), slice(begin, end), initial_state)
+
+    def _slice(self, rows: slice, tokens: slice, initial_state: Tensor | None) -> GdnInputs:
+        q, k, v, g, beta = (x[rows, tokens] for x in self.tensors)
+        return GdnInputs(q, k, v, g, beta, initial_state, None, (q.shape[1],) * q.shape[0])
 
     def with_(self, **changes: object) -> GdnInputs:
         """A copy with some fields replaced."""
@@ -115,7 +116,8 @@ def make_inputs(
         beta: "uniform" in (0, 1), "near_one" in (0.95, 1), or "one".
         normalize: scale q and k to length 1 before rounding to ``dtype``.
         state: initial states: none, normal variables of deviation 0.1, or zeros; [N, H, V, K] of ``state_dtype``.
-        spare_rows: NaN rows after the last token: inside the tensors of a varlen call, outside the views of a dense one.
+        spare_rows: NaN rows after the last token: inside the tensors of a varlen call, outside the views of a dense
+            one.
         cu_dtype: int32 or int64.
     """
     if not isinstance(shape, (list, tuple)):

@@ -195,6 +195,7 @@ def override(**values: Value) -> Iterator[Settings]:
             raise TypeError(f"override: got {name!r}, expected one of {', '.join(by_attribute)}")
     layer = {name: by_attribute[name].parse(spell(value)) for name, value in values.items()}
     with _lock:
+        _ensure_loaded()  # may raise, so before the layer is in force
         _overrides.append(layer)
         current = _rebuild(reread=False)
     try:
@@ -228,7 +229,7 @@ def unknown() -> dict[str, tuple[str, ...]]:
     """GDN_* names of the environment that are no variable, each with the known names that look alike."""
     known = [var.name for var in VARIABLES]
     names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
-    return {name: tuple(difflib.get_close_matches(name, known)) for name in names}
+    return {name: tuple(difflib.get_close_matches(name, known, cutoff=0.75)) for name in names}
 
 
 def describe_unknown(name: str, matches: tuple[str, ...]) -> str:
@@ -263,7 +264,9 @@ def markdown() -> str:
         "|---|---|---|---|",
     ]
     for var in VARIABLES:
-        values = ", ".join(f"`{choice}`" for choice in var.choices) or {"bool": "`0`, `1`"}.get(var.kind, var.kind)
+        values = ", ".join(f"`{choice}`" for choice in var.choices) or {"bool": "`0`, `1`", "str": "text"}.get(
+            var.kind, var.kind
+        )
         default = f"`{var.default}`" if var.default else "empty"
         lines.append(f"| `{var.name}` | {values} | {default} | {var.help} |")
     return "\n".join(lines) + "\n"

@@ -49,27 +49,43 @@ def _locate(chunk, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_
 
 
 @triton.jit
-def _double(x, minus_a16, SIZE: tl.constexpr):
-    """Inverse of the diagonal blocks of size 2 * SIZE of I + A from the inverse ``x`` of those of size SIZE."""
-    i = tl.arange(0, CHUNK)[:, None] // SIZE
-    j = tl.arange(0, CHUNK)[None, :] // SIZE
+def _double(x, minus_a16, i, j, SIZE: tl.constexpr):
+    """Inverse of the diagonal blocks of size 2 * SIZE of I + A from the inverse ``x`` of those of size SIZE; i and j
+    number the rows and columns of ``x``."""
     x16 = x.to(tl.float16)
-    y = tl.where((i == j + 1) & (i % 2 == 1), dot(x16, minus_a16), 0.0)
+    couples = (i // SIZE == j // SIZE + 1) & (i // SIZE % 2 == 1)
+    y = tl.where(couples, dot(x16, minus_a16), 0.0)
     return dot_add(y.to(tl.float16), x16, x)
 
 
 @triton.jit
 def _inverse(minus_a):
-    """(I + A)^-1 in fp32 from -A [64, 64], strictly lower triangular."""
+    """(I + A)^-1 in fp32 from -A [64, 64], strictly lower triangular.
+
+    Up to blocks of 16, the four diagonal blocks are a batch of small products: on NVIDIA one warp owns a block, in the
+    very lanes that hold it in the 64 x 64 accumulator, so nothing passes through shared memory.
+    """
+    block_i = tl.arange(0, 4)[:, None, None, None]
+    block_j = tl.arange(0, 4)[None, None, :, None]
+    blocks = tl.reshape(minus_a, (4, 16, 4, 16))
+    diagonal = tl.sum(tl.where(block_i == block_j, blocks, 0.0), axis=2)
+    i = tl.arange(0, 16)[None, :, None]
+    j = tl.arange(0, 16)[None, None, :]
+    x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, diagonal, 0.0))
+    diagonal16 = diagonal.to(tl.float16)
+    x = _double(x, diagonal16, i, j, 2)
+    x = _double(x, diagonal16, i, j, 4)
+    x = _double(x, diagonal16, i, j, 8)
+
+    # Selecting between x and -A, although -A is then masked away, keeps the accumulator's layout: against a constant
+    # Triton lays the tile out anew, through shared memory.
+    x = tl.reshape(tl.where(block_i == block_j, tl.expand_dims(x, 2), blocks), (CHUNK, CHUNK))
     i = tl.arange(0, CHUNK)[:, None]
     j = tl.arange(0, CHUNK)[None, :]
+    x = tl.where(i // 16 == j // 16, x, 0.0)
     minus_a16 = minus_a.to(tl.float16)
-    x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, minus_a, 0.0))
-    x = _double(x, minus_a16, 2)
-    x = _double(x, minus_a16, 4)
-    x = _double(x, minus_a16, 8)
-    x = _double(x, minus_a16, 16)
-    return _double(x, minus_a16, 32)
+    x = _double(x, minus_a16, i, j, 16)
+    return _double(x, minus_a16, i, j, 32)
 
 
 @triton.jit
@@ -160,9 +176,10 @@ def prepare_fused_kernel(
     tl.store(g_cumsum + row + i, gate2 if GATE_LOG2 else gate, mask=i < left)
 
     inverse = _inverse(_minus_a(key, gate2, gain))
-    _store_tile(u + row * HEAD_DIM, dot(narrow(inverse * gain[None, :], k.dtype.element_ty), value), left)
-    gain *= tl.exp2(gate2)
-    _store_tile(w + row * HEAD_DIM, dot(narrow(inverse * gain[None, :], k.dtype.element_ty), key), left)
+    t_value = narrow(inverse * gain[None, :], k.dtype.element_ty)
+    t_key = narrow(inverse * (gain * tl.exp2(gate2))[None, :], k.dtype.element_ty)
+    _store_tile(u + row * HEAD_DIM, dot(t_value, value), left)
+    _store_tile(w + row * HEAD_DIM, dot(t_key, key), left)
 
 
 @triton.jit(do_not_specialize=_RUNTIME_INTS)

@@ -86,7 +86,7 @@ def diagnose() -> Report:
     report = Report(_versions(), KERNEL_ABI, _BUNDLES)
     _add_environment(report)
     _add_devices(report)
-    if report.versions["triton"] != ABSENT:
+    if not report.versions["triton"].startswith(ABSENT):
         _add_triton_cache(report)
     return report
 

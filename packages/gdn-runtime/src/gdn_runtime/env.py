@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from .errors import value_error
 from .spec import BLOCK_V, PREPARE_MODES
 
@@ -165,15 +163,18 @@ def settings() -> Settings:
     return _settings
 
 
-# While tracing, Dynamo runs this function instead of following it into os.environ and the lock, which it cannot. Being
-# called before ``_settings`` is read, it leaves Dynamo a plain object to guard on: override() recompiles what reads it.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _ensure_loaded() -> bool:
     if _settings is None:
         with _lock:
             if _settings is None:
                 _rebuild(reread=True)
     return True
+
+
+# While tracing, Dynamo runs the function instead of following it into os.environ and the lock, which it cannot. Being
+# called before ``_settings`` is read, it leaves Dynamo a plain object to guard on: override() recompiles what reads it.
+# The attribute is all that torch.compiler.assume_constant_result sets, but that imports torch._dynamo, hence triton.
+_ensure_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def reload() -> Settings:

@@ -126,7 +126,7 @@ def test_device_without_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch
 
 def test_no_driver_is_an_error_that_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedError, match="cuda:0: got no usable GPU driver, supported: .*GDN_ARCH"):
+    with pytest.raises(UnsupportedError, match=r"cuda:0: got no usable GPU driver, supported: .*GDN_ARCH"):
         arch.arch_of(torch.device("cuda"))
 
 

@@ -234,7 +234,7 @@ def test_explain_defaults(
     explained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main("explain --heads 8 --dense 3,100 --json".split()) == 0
+    assert cli.main(["explain", "--heads", "8", "--dense", "3,100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"backend": "answer"}
     assert (explained["num_key_heads"], explained["seq_lens"], explained["is_varlen"]) == (8, (100, 100, 100), False)
     assert (explained["state_dtype"], explained["snapshot_dtype"]) == (torch.float32, torch.bfloat16)
@@ -243,9 +243,9 @@ def test_explain_defaults(
 
 def test_arch_option_wins_over_the_variable(explained: dict[str, Any]) -> None:
     with env.override(arch="gfx942"):
-        assert cli.main("explain --heads 8 --seq-lens 64".split()) == 0
+        assert cli.main(["explain", "--heads", "8", "--seq-lens", "64"]) == 0
         assert (explained["arch"], explained["device"]) == ("gfx942", torch.device("cuda"))
-        assert cli.main("explain --heads 8 --seq-lens 64 --arch sm90".split()) == 0
+        assert cli.main(["explain", "--heads", "8", "--seq-lens", "64", "--arch", "sm90"]) == 0
         assert explained["arch"] == "sm90"
 
 
@@ -273,7 +273,7 @@ def test_explain_reports_what_select_refuses(
         raise UnsupportedError("backend on cpu", got="'triton'", supported=["reference"])
 
     monkeypatch.setattr(select, "explain_shape", refuse)
-    assert cli.main("explain --heads 8 --seq-lens 64".split()) == 1
+    assert cli.main(["explain", "--heads", "8", "--seq-lens", "64"]) == 1
     assert capsys.readouterr().err == "error: backend on cpu: got 'triton', supported: reference\n"
 
 

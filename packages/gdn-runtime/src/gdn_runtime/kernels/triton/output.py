@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .common import CHUNK, HEAD_DIM, dot, dot_add, exp2_gate, narrow
+from .common import CHUNK, HEAD_DIM, dot, dot_add, exp2_gate, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from ...spec import OutputConfig
 
 
-@triton.jit(do_not_specialize=["T", "stride_qb", "stride_kb", "stride_ob"])
+_RUNTIME_INTS = [
+    "T", "stride_qb", "stride_qt", "stride_qh", "stride_kb", "stride_kt", "stride_kh",
+    "stride_ob", "stride_ot", "stride_oh",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_RUNTIME_INTS)
 def output_kernel(
     q,
     k,
@@ -28,19 +34,22 @@ def output_kernel(
     sequence_ids,
     chunk_ids,
     scale,
-    T,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_ob,
-    stride_ot,
-    stride_oh,
+    T: tl.int32,
+    stride_qb: tl.int64,
+    stride_qt: tl.int32,
+    stride_qh: tl.int64,
+    stride_kb: tl.int64,
+    stride_kt: tl.int32,
+    stride_kh: tl.int64,
+    stride_ob: tl.int64,
+    stride_ot: tl.int32,
+    stride_oh: tl.int64,
     H: tl.constexpr,
     HG: tl.constexpr,
     BV: tl.constexpr,
+    Q_UNIT: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    O_UNIT: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     GATE_LOG2: tl.constexpr,
 ):
@@ -56,22 +65,22 @@ def output_kernel(
         seq_len = (tl.load(cu_seqlens + i_n + 1) - bos).to(tl.int32)
         token = bos + start
         row = i_h.to(tl.int64) * T + token
-        q += token * stride_qt
-        k += token * stride_kt
-        o += token * stride_ot
+        q += token * stride_qt * Q_UNIT
+        k += token * stride_kt * K_UNIT
+        o += token * stride_ot * O_UNIT
     else:
         per_seq = tl.cdiv(T, CHUNK)
         i_n = (i_chunk // per_seq).to(tl.int64)
         start = (i_chunk % per_seq) * CHUNK
         seq_len = T
         row = (i_n * H + i_h) * T + start
-        q += i_n * stride_qb + start.to(tl.int64) * stride_qt
-        k += i_n * stride_kb + start.to(tl.int64) * stride_kt
-        o += i_n * stride_ob + start.to(tl.int64) * stride_ot
+        q += (i_n * stride_qb + start.to(tl.int64) * stride_qt) * Q_UNIT
+        k += (i_n * stride_kb + start.to(tl.int64) * stride_kt) * K_UNIT
+        o += (i_n * stride_ob + start.to(tl.int64) * stride_ot) * O_UNIT
     i_hg = i_h // (H // HG)
-    q += i_hg * stride_qh
-    k += i_hg * stride_kh
-    o += i_h * stride_oh + i_v * BV
+    q += i_hg * stride_qh * Q_UNIT
+    k += i_hg * stride_kh * K_UNIT
+    o += i_h * stride_oh * O_UNIT + i_v * BV
     v_new += row * HEAD_DIM + i_v * BV
     h += (i_chunk.to(tl.int64) * H + i_h) * HEAD_DIM * HEAD_DIM + i_v * BV * HEAD_DIM
     g += row
@@ -80,8 +89,8 @@ def output_kernel(
     offs_k = tl.arange(0, HEAD_DIM)
     offs_v = tl.arange(0, BV)
     valid = offs_t < seq_len - start
-    q_tile = tl.load(q + offs_t[:, None] * stride_qt + offs_k[None, :], mask=valid[:, None], other=0.0)
-    k_tile = tl.load(k + offs_t[:, None] * stride_kt + offs_k[None, :], mask=valid[:, None], other=0.0)
+    q_tile = tl.load(q + (offs_t[:, None] * stride_qt) * Q_UNIT + offs_k[None, :], mask=valid[:, None], other=0.0)
+    k_tile = tl.load(k + (offs_t[:, None] * stride_kt) * K_UNIT + offs_k[None, :], mask=valid[:, None], other=0.0)
     h_tile = tl.load(h + offs_v[:, None] * HEAD_DIM + offs_k[None, :])
     if h.dtype.element_ty == tl.float32:
         h_tile = narrow(h_tile, q.dtype.element_ty)
@@ -93,9 +102,8 @@ def output_kernel(
     decay = exp2_gate(tl.where(causal, gate[:, None] - gate[None, :], float("-inf")), GATE_LOG2)
     attention = dot(q_tile, tl.trans(k_tile)) * decay
     acc = dot_add(narrow(attention, v_new.dtype.element_ty), v_tile, acc) * scale
-    tl.store(
-        o + offs_t[:, None] * stride_ot + offs_v[None, :], narrow(acc, o.dtype.element_ty), mask=valid[:, None]
-    )
+    o += (offs_t[:, None] * stride_ot) * O_UNIT + offs_v[None, :]
+    tl.store(o, narrow(acc, o.dtype.element_ty), mask=valid[:, None])
 
 
 def output(
@@ -117,6 +125,9 @@ def output(
         return
     num_heads = v_new.shape[1]
     placeholder = q
+    q_unit, q_strides = row_strides(q)
+    k_unit, k_strides = row_strides(k)
+    o_unit, o_strides = row_strides(o)
     output_kernel[(HEAD_DIM.value // config.block_v * plan.total_chunks * num_heads,)](
         q,
         k,
@@ -129,18 +140,15 @@ def output(
         placeholder if plan.chunk_ids is None else plan.chunk_ids,
         scale,
         plan.seq_len,
-        0 if plan.is_varlen else q.stride(0),
-        q.stride(1),
-        q.stride(2),
-        0 if plan.is_varlen else k.stride(0),
-        k.stride(1),
-        k.stride(2),
-        0 if plan.is_varlen else o.stride(0),
-        o.stride(1),
-        o.stride(2),
+        *q_strides,
+        *k_strides,
+        *o_strides,
         H=num_heads,
         HG=k.shape[2],
         BV=config.block_v,
+        Q_UNIT=q_unit,
+        K_UNIT=k_unit,
+        O_UNIT=o_unit,
         IS_VARLEN=plan.is_varlen,
         GATE_LOG2=use_exp2,
         num_warps=config.num_warps,

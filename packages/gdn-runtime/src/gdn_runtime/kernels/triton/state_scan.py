@@ -1,8 +1,8 @@
 """K5: the serial scan over chunks that carries the state S [V, K] of every (sequence, value head).
 
-The state stays transposed against the usual formulation, [BV value rows, 128 keys], as the accumulator of both products:
-S w^T and (gated v_new)^T k. Each product takes its state-side operand from registers (an fp32 accumulator rounded to
-16 bits keeps its lane layout), so nothing but w, k and u passes through shared memory on the serial chain.
+The state stays transposed against the usual formulation, [BV value rows, 128 keys], as the accumulator of both
+products: S w^T and (gated v_new)^T k. Each product takes its state-side operand from registers (an fp32 accumulator
+rounded to 16 bits keeps its lane layout), so nothing but w, k and u passes through shared memory on the serial chain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .common import CHUNK, HEAD_DIM, LOG2E, dot, dot_add, exp2_gate, narrow
+from .common import CHUNK, HEAD_DIM, LOG2E, dot, dot_add, exp2_gate, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from ...spec import StateScanConfig
 
 
-@triton.jit(do_not_specialize=["T", "num_slots", "stride_kb"])
+@triton.jit(
+    do_not_specialize=["T", "num_slots", "stride_kb", "stride_kt", "stride_kh", "stride_in", "stride_out"],
+    # Slices of per-batch tables: their address depends on the number of decode sequences in front of them.
+    do_not_specialize_on_alignment=["state_indices", "has_initial_state"],
+)
 def state_scan_kernel(
     k,
     w,
@@ -36,16 +40,18 @@ def state_scan_kernel(
     has_initial_state,
     cu_seqlens,
     chunk_offsets,
-    T,
-    num_slots,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_in,
-    stride_out,
+    T: tl.int32,
+    num_slots: tl.int64,
+    stride_kb: tl.int64,
+    stride_kt: tl.int32,
+    stride_kh: tl.int64,
+    stride_in: tl.int64,
+    stride_out: tl.int64,
     H: tl.constexpr,
     HG: tl.constexpr,
     BV: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    STATE_UNIT: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     USE_G: tl.constexpr,
     USE_GK: tl.constexpr,
@@ -69,14 +75,14 @@ def state_scan_kernel(
         first_chunk = tl.load(chunk_offsets + i_n).to(tl.int64)
         row = i_h.to(tl.int64) * T + bos
         token = bos
-        k += bos * stride_kt
+        k += bos * stride_kt * K_UNIT
     else:
         seq_len = T
         first_chunk = i_n.to(tl.int64) * tl.cdiv(T, CHUNK)
         row = i_nh.to(tl.int64) * T
         token = i_n.to(tl.int64) * T
-        k += i_n.to(tl.int64) * stride_kb
-    k += (i_h // (H // HG)) * stride_kh
+        k += i_n.to(tl.int64) * stride_kb * K_UNIT
+    k += (i_h // (H // HG)) * stride_kh * K_UNIT
     w += row * HEAD_DIM
     u += row * HEAD_DIM + i_v * BV
     v_new += row * HEAD_DIM + i_v * BV
@@ -93,7 +99,7 @@ def state_scan_kernel(
     tile_vk = offs_v[:, None] * HEAD_DIM + offs_k[None, :]
     tile_tk = offs_t[:, None] * HEAD_DIM + offs_k[None, :]
     tile_tv = offs_t[:, None] * HEAD_DIM + offs_v[None, :]
-    tile_k = offs_t[:, None] * stride_kt + offs_k[None, :]
+    tile_k = (offs_t[:, None] * stride_kt) * K_UNIT + offs_k[None, :]
 
     if USE_INDICES:
         slot = tl.load(state_indices + i_n).to(tl.int64)
@@ -107,7 +113,8 @@ def state_scan_kernel(
         readable = owned
         if USE_STATE_MASK:
             readable = readable & (tl.load(has_initial_state + i_n) != 0)
-        state = tl.load(initial_state + slot * stride_in + state_tile, mask=readable, other=0.0).to(tl.float32)
+        initial_state += slot * stride_in * STATE_UNIT
+        state = tl.load(initial_state + state_tile, mask=readable, other=0.0).to(tl.float32)
     else:
         state = tl.zeros([BV, HEAD_DIM], dtype=tl.float32)
 
@@ -142,7 +149,7 @@ def state_scan_kernel(
         w += CHUNK * HEAD_DIM
         u += CHUNK * HEAD_DIM
         v_new += CHUNK * HEAD_DIM
-        k += CHUNK * stride_kt
+        k += CHUNK * stride_kt.to(tl.int64) * K_UNIT
         gk += CHUNK * H * HEAD_DIM
         if G_HEAD_MAJOR:
             g += CHUNK
@@ -150,9 +157,8 @@ def state_scan_kernel(
             g += CHUNK * H
 
     if STORE_FINAL_STATE:
-        tl.store(
-            final_state + slot * stride_out + state_tile, narrow(state, final_state.dtype.element_ty), mask=owned
-        )
+        final_state += slot * stride_out * STATE_UNIT
+        tl.store(final_state + state_tile, narrow(state, final_state.dtype.element_ty), mask=owned)
 
 
 def state_scan(
@@ -183,6 +189,10 @@ def state_scan(
     num_heads = u.shape[1]
     pool = initial_state if initial_state is not None else final_state
     placeholder = k
+    k_unit, (stride_kb, stride_kt, stride_kh) = row_strides(k)
+    state_strides = [0 if state is None else state.stride(0) for state in (initial_state, final_state)]
+    # Slots may be any distance apart; whole units of 8 elements keep 16-byte accesses (see row_strides).
+    state_unit = 1 if any(stride % 8 for stride in state_strides) else 8
     state_scan_kernel[(HEAD_DIM.value // config.block_v * plan.num_seqs * num_heads,)](
         k,
         w,
@@ -199,14 +209,15 @@ def state_scan(
         placeholder if plan.chunk_offsets is None else plan.chunk_offsets,
         plan.seq_len,
         0 if pool is None else pool.shape[0],
-        0 if plan.is_varlen else k.stride(0),
-        k.stride(1),
-        k.stride(2),
-        0 if initial_state is None else initial_state.stride(0),
-        0 if final_state is None else final_state.stride(0),
+        stride_kb,
+        stride_kt,
+        stride_kh,
+        *(stride // state_unit for stride in state_strides),
         H=num_heads,
         HG=k.shape[2],
         BV=config.block_v,
+        K_UNIT=k_unit,
+        STATE_UNIT=state_unit,
         IS_VARLEN=plan.is_varlen,
         USE_G=g is not None,
         USE_GK=gk is not None,

@@ -22,7 +22,6 @@ TESTS = "packages/gdn-runtime/tests"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 COMPILE_ARCHS = ("gfx942", "gfx950")
-PYTEST = ("pytest", "pytest-xdist", "hypothesis")
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -36,11 +35,11 @@ def install(session: nox.Session, *requirements: str) -> None:
     session.install("-c", CONSTRAINTS, *requirements)
 
 
-def install_runtime(session: nox.Session, *requirements: str, triton: bool = False) -> None:
-    """Install gdn-runtime from source (editable), torch and the given libraries."""
+def install_runtime(session: nox.Session, *requirements: str, extra: str = "", triton: bool = False) -> None:
+    """Install torch, the given libraries, and gdn-runtime (editable) with one of its extras."""
     # Without isolation the build backend is the pinned one too: constraints do not reach isolated builds.
     install(session, "hatchling", "torch", *requirements)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", "packages/gdn-runtime")
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", f"packages/gdn-runtime[{extra}]")
     if triton:
         session.install("--no-deps", "-r", TRITON)
 
@@ -55,7 +54,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
-    install_runtime(session, *PYTEST, triton=True)
+    install_runtime(session, extra="test", triton=True)
     # Two runs, for Triton reads TRITON_INTERPRET at import. One thread per worker: two workers fill two cores.
     suites: dict[str, dict[str, str | None]] = {"cpu": {"TRITON_INTERPRET": None}, "interp": {"TRITON_INTERPRET": "1"}}
     failed = [name for name, env in suites.items() if not run_suite(session, name, env)]
@@ -163,13 +162,7 @@ def gpu(session: nox.Session) -> None:
     python = shutil.which(os.environ.get("PYTHON", "python3"))
     if python is None:
         session.error("no python3 found: set PYTHON to the interpreter that has torch")
-    probe = (
-        "import sys, torch, triton, pytest\n"
-        "print(f'torch {torch.__version__}, triton {triton.__version__}')\n"
-        "if not torch.cuda.is_available(): sys.exit('the gpu session needs a GPU: torch finds no CUDA device')\n"
-        "print(torch.cuda.get_device_name())\n"
-    )
-    session.run(python, "-c", probe, external=True)
+    session.run(python, "ci/require_gpu.py", external=True)
     env = {"PYTHONPATH": SOURCES}
     session.run(python, "-m", "pytest", f"{TESTS}/gpu", *session.posargs, env=env, external=True)
 
@@ -208,8 +201,8 @@ def dev(session: nox.Session) -> None:
     """Make .venv with every package editable and every tool of the other sessions."""
     session.run(sys.executable, "-m", "venv", ".venv", external=True)
     pip = (str(ROOT / ".venv" / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check")
-    tools = (*PYTEST, *LINTERS, "nox", "build", "hatchling", "numpy", "rich")
-    editable = [argument for package in PACKAGES for argument in ("-e", package)]
+    tools = (*LINTERS, "nox", "build", "hatchling", "rich")
+    editable = [argument for package in PACKAGES for argument in ("-e", f"{package}[test]")]
     session.run(*pip, "-c", CONSTRAINTS, "torch", *tools, external=True)
     session.run(*pip, "-c", CONSTRAINTS, "--no-build-isolation", *editable, external=True)
     session.run(*pip, "--no-deps", "-r", TRITON, external=True)

@@ -25,8 +25,8 @@ SLOTS = [3, 2, 0, -1, 6]  # -1: reads a zero state, writes none
 POOL_SLOTS = 7
 KEY_HEADS, VALUE_HEADS, HEAD_DIM = 2, 4, 128
 MAX_ERROR = 0.01
-"""Largest RMS of the error over RMS of the result. The block rounds five operands to bf16 (2^-9 relative each, about
-0.002 RMS when they add up); measured 0.003."""
+"""Largest RMS of the error over RMS of the result. The operands of every product are rounded to bf16 (2^-9 relative);
+measured 0.0033."""
 
 
 class Without:
@@ -77,7 +77,7 @@ def check_block(gdn_runtime: ModuleType) -> None:
     v = torch.randn(1, total, VALUE_HEADS, HEAD_DIM).bfloat16()
     g = -torch.nn.functional.softplus(torch.randn(1, total, VALUE_HEADS) - 2)
     beta = torch.rand(1, total, VALUE_HEADS)
-    pool = torch.randn(POOL_SLOTS, VALUE_HEADS, HEAD_DIM, HEAD_DIM)
+    pool = 0.1 * torch.randn(POOL_SLOTS, VALUE_HEADS, HEAD_DIM, HEAD_DIM)
     before = pool.clone()
     cu_seqlens = torch.tensor([0, *SEQ_LENS], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     o, states = gdn_runtime.chunk_gated_delta_rule(

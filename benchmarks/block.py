@@ -166,7 +166,9 @@ def measure(text: str, repeats: int) -> dict[str, Any]:
 def main() -> None:
     """Print the table; with --json also write it, with commit, device and command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", help="H/Hg:LENxN, H/Hg:L1,L2,... or H/Hg:denseT (default: a fixed list)")
+    parser.add_argument(
+        "--shape", action="append", help="H/Hg:LENxN, H/Hg:L1,L2,... or H/Hg:denseT (default: a fixed list)"
+    )
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -181,7 +183,9 @@ def main() -> None:
         print(f"{text:<20}" + "".join(f"{row[name]:>15.1f}" for name in columns), flush=True)
         torch.cuda.empty_cache()
     if args.json:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
         report = {
             "commit": commit or None,
             "version": __version__,

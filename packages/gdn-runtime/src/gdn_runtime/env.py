@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import value_error
-from .spec import BLOCK_V, PREPARE_MODES
+from .spec import BACKENDS, BLOCK_V, PREPARE_MODES
 
 PREFIX = "GDN_"
 
@@ -81,7 +81,7 @@ VARIABLES: tuple[Var, ...] = (
         "choice",
         _AUTO,
         'Backend of calls that say backend="auto". "auto" picks the fastest one that can serve the call.',
-        (_AUTO, "reference", "triton"),
+        (_AUTO, *BACKENDS),
     ),
     Var(
         "GDN_PREPARE_MODE",

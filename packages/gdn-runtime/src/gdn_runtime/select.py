@@ -9,15 +9,18 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from . import env
 from .arch import ArchFacts, arch_of, compute_units, parse_arch
 from .errors import UnsupportedError
+from .log import logger
+from .plan import CHUNK, cdiv
 from .spec import (
     HEAD_DIM,
+    Backend,
     Dtype,
     OutputConfig,
     OutputSpec,
@@ -27,13 +30,6 @@ from .spec import (
     StateScanConfig,
     StateScanSpec,
 )
-
-Backend = Literal["reference", "triton"]
-BACKENDS: dict[Backend, str] = {
-    "reference": "gdn_runtime.reference",
-    "triton": "gdn_runtime.kernels.triton.backend",
-}
-"""Backends of all stages and the module that implements each (see ``ops.backends``)."""
 
 C = TypeVar("C")
 
@@ -120,11 +116,13 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def backends_for(device: torch.device) -> list[BackendStatus]:
-    """Every backend and whether it can run on ``device``. Raises UnsupportedError for an unknown device or arch."""
-    facts = arch_of(device)
+def backends_for(device: torch.device, facts: ArchFacts | None = None) -> list[BackendStatus]:
+    """Every backend and whether it can run on ``device``, whose arch is asked for unless ``facts`` are given. Raises
+    UnsupportedError for an unknown device or arch."""
+    facts = facts or arch_of(device)
     if not _has_triton():
-        triton = BackendStatus("triton", False, "the package triton is not installed (pip install 'gdn-runtime[triton]')")
+        reason = "the package triton is not installed (pip install 'gdn-runtime[triton]')"
+        triton = BackendStatus("triton", False, reason)
     elif facts.vendor == "cpu" and env.third_party().get("TRITON_INTERPRET") != "1":
         triton = BackendStatus("triton", False, "runs on a CPU only under Triton's interpreter (TRITON_INTERPRET=1)")
     elif facts.vendor == "cpu":
@@ -134,13 +132,15 @@ def backends_for(device: torch.device) -> list[BackendStatus]:
     return [BackendStatus("reference", True, "torch, any device, for checking and for CPUs"), triton]
 
 
-def choose_backend(device: torch.device, requested: str, *, name: str = "backend") -> tuple[Backend, str]:
+def choose_backend(
+    device: torch.device, requested: str, *, facts: ArchFacts | None = None, name: str = "backend"
+) -> tuple[Backend, str]:
     """Backend for ``device`` and the reason. ``requested`` is "auto" or a backend's name.
 
     "auto" is Triton on a GPU and the reference on a CPU; on a GPU it never becomes the reference by itself. Raises
     ValueError-derived UnsupportedError that lists what is available and why the rest is not.
     """
-    statuses = backends_for(device)
+    statuses = backends_for(device, facts)
     reason = f'{name}="{requested}" was asked for'
     if requested == "auto":
         requested = "reference" if device.type == "cpu" else "triton"
@@ -176,12 +176,13 @@ def state_scan_config(problem: Problem) -> tuple[StateScanConfig, str]:
     why = f"{scans:.0f} scans at a time on {problem.compute_units} compute units"
     if problem.arch.vendor == "amd":
         return StateScanConfig(32 if narrow else 64, num_warps=4, num_stages=1), why
-    return StateScanConfig(32, num_warps=4, num_stages=3) if narrow else StateScanConfig(64, num_warps=4, num_stages=2), why
+    block_v, num_stages = (32, 3) if narrow else (64, 2)
+    return StateScanConfig(block_v, num_warps=4, num_stages=num_stages), why
 
 
 def output_config(problem: Problem) -> tuple[OutputConfig, str]:
-    """Rule for K6. 64 columns with 4 warps beat 128 by 3 % and 32 by a factor of 2 on an H200 at every shape measured for
-    ``prepare_config``."""
+    """Rule for K6. 64 columns with 4 warps beat 128 by 3 % and 32 by a factor of 2 on an H200 at every shape measured
+    for ``prepare_config``."""
     return OutputConfig(64, num_warps=4, num_stages=1), "two programs per chunk and value head"
 
 
@@ -218,13 +219,15 @@ def _select(
         raise UnsupportedError(f"arch for tensors on {device}", got=repr(arch), supported=[problem.arch.name])
     reasons: list[str] = []
     if backend == "auto" and env_backend != "auto":
-        chosen, why = choose_backend(device, env_backend, name="GDN_BACKEND")
+        chosen, why = choose_backend(device, env_backend, facts=problem.arch, name="GDN_BACKEND")
     else:
-        chosen, why = choose_backend(device, backend)
+        chosen, why = choose_backend(device, backend, facts=problem.arch)
     reasons.append(why)
     chosen_prepare = chosen
     if prepare_backend not in (None, "auto"):
-        chosen_prepare, why = choose_backend(device, cast(str, prepare_backend), name="prepare_backend")
+        chosen_prepare, why = choose_backend(
+            device, cast(str, prepare_backend), facts=problem.arch, name="prepare_backend"
+        )
         reasons.append(why)
 
     prepare = _ruled(prepare_config, problem, reasons, "prepare", chosen_prepare)
@@ -238,7 +241,9 @@ def _select(
         reasons.append(f"state scan: block_v={env_block_v} from GDN_K5_BLOCK_V")
     for spec in _specs(problem, prepare, scan, output):
         spec.check()
-    return Selection(problem.arch.name, chosen_prepare, chosen, prepare, scan, output, tuple(reasons))
+    selection = Selection(problem.arch.name, chosen_prepare, chosen, prepare, scan, output, tuple(reasons))
+    logger.info("selected for %s:\n%s", device, selection)
+    return selection
 
 
 def _ruled(
@@ -293,13 +298,16 @@ def explain_shape(
 ) -> Explanation:
     """What a call of this shape would run and why, without tensors. Dense calls pass equal ``seq_lens``, one per row.
 
-    ``arch`` together with a device that is not there explains for the nominal part of that arch. Raises UnsupportedError
-    as the call would.
+    ``arch`` together with a GPU that is not there explains for the usual part of that arch. Raises UnsupportedError as
+    the call would.
     """
-    chunks = [-(-length // 64) for length in seq_lens]
+    chunks = [cdiv(length, CHUNK) for length in seq_lens]
+    absent = arch is not None and device.type == "cuda" and not torch.cuda.is_available()
+    facts = parse_arch(arch) if arch is not None and absent else arch_of(device)
+    units = facts.nominal_compute_units if absent else compute_units(device)
     problem = Problem(
-        arch=arch_of(device),
-        compute_units=compute_units(device) or 1,
+        arch=facts,
+        compute_units=units or 1,
         num_heads=num_heads,
         num_key_heads=num_key_heads,
         num_seqs=len(seq_lens),

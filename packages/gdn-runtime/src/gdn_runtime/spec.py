@@ -17,6 +17,10 @@ KERNEL_ABI = 1
 HEAD_DIM = 128
 """K = V, the only head size of the GDN kernels."""
 
+Backend = Literal["reference", "triton"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+"""Implementations of the stages; ``ops.backends`` knows the module of each."""
+
 Dtype = Literal["bf16", "fp16", "fp32"]
 PrepareMode = Literal["fused", "split"]
 PREPARE_MODES: tuple[PrepareMode, ...] = get_args(PrepareMode)
@@ -28,8 +32,8 @@ BLOCK_V = (16, 32, 64, 128)
 class PrepareConfig:
     """Launch configuration of K1..K4.
 
-    ``mode`` "fused" runs K1..K4 in one kernel; "split" publishes (I+A)^-1 from a first kernel (K1..K3) and forms w and u
-    in a second (K4).
+    ``mode`` "fused" runs K1..K4 in one kernel; "split" publishes (I+A)^-1 from a first kernel (K1..K3) and forms w and
+    u in a second (K4).
     """
 
     mode: PrepareMode = "fused"
@@ -133,9 +137,8 @@ class OutputSpec:
 
 def _check_heads(num_heads: int, num_key_heads: int) -> None:
     if num_key_heads <= 0 or num_heads <= 0 or num_heads % num_key_heads:
-        raise UnsupportedError(
-            "heads (H value heads, Hg key heads)", got=f"H={num_heads}, Hg={num_key_heads}", supported=["H a multiple of Hg"]
-        )
+        got = f"H={num_heads} value heads, Hg={num_key_heads} key heads"
+        raise UnsupportedError("heads", got=got, supported=["H a positive multiple of Hg"])
 
 
 def _check_member(name: str, got: object, supported: tuple[object, ...]) -> None:

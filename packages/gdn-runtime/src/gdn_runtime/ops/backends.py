@@ -12,8 +12,12 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from ..plan import ChunkPlan
-from ..select import BACKENDS, Backend
-from ..spec import OutputConfig, PrepareConfig, StateScanConfig
+from ..spec import Backend, OutputConfig, PrepareConfig, StateScanConfig
+
+_MODULES: dict[Backend, str] = {
+    "reference": "gdn_runtime.reference",
+    "triton": "gdn_runtime.kernels.triton.backend",
+}
 
 
 class Stages(Protocol):
@@ -83,4 +87,4 @@ class Stages(Protocol):
 @functools.cache
 def stages(name: Backend) -> Stages:
     """The stage functions of backend ``name``. ImportError passes through: ``select`` has checked what it can."""
-    return cast(Stages, importlib.import_module(BACKENDS[name]))
+    return cast(Stages, importlib.import_module(_MODULES[name]))

@@ -13,7 +13,8 @@ class UnsupportedError(ValueError):
         self.got = got
         self.supported = tuple(supported)
         listed = ", ".join(str(item) for item in self.supported) or "nothing"
-        super().__init__(f"{what}: got {got}, supported: {listed}")
+        # Not super().__init__: Dynamo cannot trace it, and would report that instead of this error.
+        self.args = (f"{what}: got {got}, supported: {listed}",)
 
 
 def value_error(name: str, got: object, expected: str) -> ValueError:

@@ -225,9 +225,7 @@ def _select(
     reasons.append(why)
     chosen_prepare = chosen
     if prepare_backend not in (None, "auto"):
-        chosen_prepare, why = choose_backend(
-            device, cast(str, prepare_backend), facts=problem.arch, name="prepare_backend"
-        )
+        chosen_prepare, why = choose_backend(device, prepare_backend, facts=problem.arch, name="prepare_backend")
         reasons.append(why)
 
     prepare = _ruled(prepare_config, problem, reasons, "prepare", chosen_prepare)

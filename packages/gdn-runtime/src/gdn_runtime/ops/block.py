@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,8 +78,8 @@ def chunk_gated_delta_rule(
     Args:
         q, k: [B,T,Hg,128] bf16 or fp16. Rows contiguous, other strides free (views of a fused projection are honoured).
         v: [B,T,H,128], dtype of q. H is a multiple of Hg; value head h reads key head h // (H / Hg).
-        g: [B,T,H] fp32, natural logarithm of the decay of each token, not cumulated, normally <= 0; -inf resets the state
-            (values below -128 act as -128: exp(-128) is 0 beside anything that fp32 holds to 1e-7).
+        g: [B,T,H] fp32, natural logarithm of the decay of each token, not cumulated, normally <= 0; -inf resets the
+            state (values below -128 act as -128: exp(-128) is 0 beside anything that fp32 holds to 1e-7).
         beta: [B,T,H] fp32, bf16 or fp16, the gain of each token.
         scale: factor of q, default 128 ** -0.5.
         initial_state: fp32 or bf16 states S [N,H,V,K] (value rows, key columns), one per sequence, or with
@@ -95,14 +96,15 @@ def chunk_gated_delta_rule(
         num_decodes, num_decode_tokens: leading sequences of ``cu_seqlens``, and their tokens, that the data tensors and
             states leave out because a decode kernel serves them.
         seq_lens_cpu: host lengths of all sequences; spares the read of ``cu_seqlens`` but uploads on each call.
-            Convenience: build ``prefill_metadata`` once per forward pass instead.
-        prefill_metadata: from ``build_prefill_metadata``, shared by all layers; wins over ``seq_lens_cpu``. The only way
-            without any host work on lengths, and the only one inside a CUDA graph capture.
+            Convenience: build ``prefill_metadata`` once per forward pass instead. Compiled code reads ``cu_seqlens``.
+        prefill_metadata: from ``build_prefill_metadata``, shared by all layers; wins over ``seq_lens_cpu``. The only
+            way without any host work on lengths, and the only one inside a CUDA graph capture.
         initial_state_indices: [N] int32 or int64 pool slots, N without the decode prefix. The pool is updated in place
             and returned. -1 is a pad: it starts from zero and stores nothing, as does any slot outside the pool; two
             sequences with one slot race. ``check_indices=True`` refuses both, at the price of a synchronisation.
         has_initial_state: [N] bool; False starts from exact zero whatever the state holds (NaN included).
-        inplace_final_state: write the final states into ``initial_state`` and return it. None: True iff indices are given.
+        inplace_final_state: write the final states into ``initial_state`` and return it. None: True iff indices are
+            given.
         check_indices: None means GDN_CHECK_INDICES.
         backend, prepare_backend: "auto", "reference" or "triton", for all stages and for K1..K4 alone.
         arch: architecture of the kernels; only the device's own can be asked for.
@@ -111,8 +113,9 @@ def chunk_gated_delta_rule(
         (o [B,T,H,128] of v.dtype, final states [N,H,V,K] or the pool, or None).
 
     Raises:
-        TypeError, ValueError, UnsupportedError: before anything is allocated or launched; nothing of the caller's is
-            changed. RuntimeError for varlen calls without metadata during CUDA graph capture.
+        TypeError, ValueError, UnsupportedError: before anything but the schedule of ``cu_seqlens`` is allocated and
+            before anything is launched; nothing of the caller's is changed. RuntimeError for varlen calls without
+            metadata during CUDA graph capture.
     """
     call = _check(
         q,
@@ -152,7 +155,7 @@ def chunk_gated_delta_rule(
     return out, final_state
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: object) -> Explanation:
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Explanation:
     """Backends and configurations that ``chunk_gated_delta_rule`` would use for these arguments, and why. Launches and
     allocates nothing; raises what the call would raise."""
     unknown = options.keys() - _DEFAULTS.keys()
@@ -162,7 +165,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options:
     return _select(call, call.sequences.plan())
 
 
-_DEFAULTS: dict[str, object] = dict(chunk_gated_delta_rule.__kwdefaults__)
+_DEFAULTS: dict[str, Any] = chunk_gated_delta_rule.__kwdefaults__ or {}
 
 
 def _check(
@@ -210,7 +213,7 @@ def _check(
     checks.check_rows("q", q)
     checks.check_rows("k", k)
     checks.check_rows("v", v)
-    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, o=o)
     sequences = check_sequences(
         batch=batch,
         seq_len=seq_len,
@@ -233,9 +236,17 @@ def _check(
         device=device,
     )
     if o is not None:
-        checks.check_output_buffer(
-            o, v, {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state}
-        )
+        inputs = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "g": g,
+            "beta": beta,
+            "cu_seqlens": cu_seqlens,
+            "initial_state": initial_state,
+        }
+        inputs |= {"initial_state_indices": initial_state_indices, "has_initial_state": has_initial_state}
+        checks.check_output_buffer(o, v, inputs)
     return BlockCall(
         q,
         k,
@@ -250,9 +261,9 @@ def _check(
         checks.check_flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
         checks.check_flag("use_exp2", use_exp2),
         wants_index_check(check_indices),
-        backend,
-        prepare_backend,
-        arch,
+        checks.check_text("backend", backend),
+        None if prepare_backend is None else checks.check_text("prepare_backend", prepare_backend),
+        None if arch is None else checks.check_text("arch", arch),
     )
 
 
@@ -268,9 +279,7 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
         snapshot_dtype=call.snapshot_dtype,
         use_exp2=call.use_exp2,
     )
-    return select(
-        problem, call.q.device, backend=call.backend, prepare_backend=call.prepare_backend, arch=call.arch
-    )
+    return select(problem, call.q.device, backend=call.backend, prepare_backend=call.prepare_backend, arch=call.arch)
 
 
 def _allocate(call: BlockCall) -> tuple[Tensor, Tensor | None]:
@@ -425,7 +434,7 @@ def _run_op(
         num_decode_tokens,
     )
     states = StateArguments.of_op(initial_state, final_state, in_place, state_indices, has_initial_state)
-    sequences = Sequences(plan.num_seqs, plan.seq_len, None, num_decodes, num_decode_tokens, None)
+    sequences = Sequences(plan.num_seqs, plan.seq_len, None, num_decodes, num_decode_tokens)
     call = BlockCall(
         q,
         k,

@@ -1,8 +1,9 @@
-"""Checks of arguments shared by the public operations. They read shapes, strides and host integers, never device data."""
+"""Checks of arguments shared by the public operations. They read shapes, strides and host integers, no device data."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..errors import UnsupportedError, type_error, value_error
 from ..plan import CHUNK
 from ..spec import HEAD_DIM
+from .library import traced
 
 STATE_DTYPES = (torch.float32, torch.bfloat16)
 DATA_DTYPES = (torch.bfloat16, torch.float16)
@@ -22,7 +24,12 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def check_tensor(
-    name: str, value: object, *, shape: tuple[int, ...] | None = None, dtypes: tuple[torch.dtype, ...], device: torch.device
+    name: str,
+    value: object,
+    *,
+    shape: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
 ) -> Tensor:
     """``value`` as a tensor of one of ``dtypes`` on ``device``, of ``shape`` if given."""
     if not isinstance(value, Tensor):
@@ -90,16 +97,23 @@ def check_count(name: str, value: object) -> int:
         raise type_error(name, type(value).__name__, "int")
     if value < 0:
         raise value_error(name, value, "an int >= 0")
-    return int(value) if isinstance(value, int) else value  # type: ignore[return-value]  # a SymInt while tracing
+    return cast(int, value)  # a SymInt while tracing
+
+
+def check_text(name: str, value: object) -> str:
+    """``value`` must be a str, a backend's or an architecture's name."""
+    if not isinstance(value, str):
+        raise type_error(name, type(value).__name__, "str")
+    return value
 
 
 def check_scale(scale: float | None) -> float:
     """The attention scale; None means K ** -0.5."""
     if scale is None:
-        return HEAD_DIM**-0.5
+        return float(HEAD_DIM**-0.5)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise type_error("scale", type(scale).__name__, "float or None")
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:  # not math.isfinite: Dynamo cannot trace it on a symbolic float
         raise value_error("scale", scale, "a finite float")
     return float(scale)
 
@@ -151,7 +165,7 @@ def check_snapshot_dtype(snapshot_dtype: torch.dtype | None, data_dtype: torch.d
 
 
 def check_output_buffer(o: object, like: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
-    """A caller's ``o``: shape, dtype and device of ``v``, rows contiguous, no element twice, no memory shared with inputs."""
+    """A caller's ``o``: shape, dtype and device of ``v``, rows contiguous, no element twice, no memory of an input."""
     tensor = check_tensor("o", o, shape=tuple(like.shape), dtypes=(like.dtype,), device=like.device)
     check_rows("o", tensor)
     expected = 1
@@ -159,10 +173,14 @@ def check_output_buffer(o: object, like: Tensor, inputs: dict[str, Tensor | None
         if stride < expected:
             raise value_error("o.stride()", list(tensor.stride()), "every element at an address of its own")
         expected = stride * size
-    if not torch.compiler.is_compiling():
+    if not traced():  # a traced tensor has no address
+        start, end = _span(tensor)
         for name, other in inputs.items():
-            if other is not None and _overlap(tensor, other):
-                raise value_error("o", f"memory shared with {name}", "memory of its own")
+            if other is not None:
+                other_start, other_end = _span(other)
+                # Interleaved views of one buffer count as overlapping.
+                if start < other_end and other_start < end:
+                    raise value_error("o", f"memory shared with {name}", "memory of its own")
     return tensor
 
 
@@ -173,10 +191,3 @@ def _span(tensor: Tensor) -> tuple[int, int]:
         return start, start
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet (interleaved views of one buffer count as overlapping)."""
-    a_start, a_end = _span(a)
-    b_start, b_end = _span(b)
-    return a_start < b_end and b_start < a_end

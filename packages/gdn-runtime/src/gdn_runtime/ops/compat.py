@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import type_error, value_error
 from ..metadata import PrefillMetadata
 from .block import chunk_gated_delta_rule
+from .checks import check_flag
 
 
 def chunk_gated_delta_rule_opt_vk(
@@ -46,6 +47,9 @@ def chunk_gated_delta_rule_opt_vk(
     """
     if g is None or beta is None:
         raise type_error("g" if g is None else "beta", None, "a torch.Tensor [B,T,H]")
+    check_flag("use_chunk_hip", use_chunk_hip)
+    check_flag("use_chunk_flydsl", use_chunk_flydsl)
+    check_flag("use_prepare_flydsl", use_prepare_flydsl)
     if use_chunk_hip and use_chunk_flydsl:
         raise value_error("use_chunk_hip and use_chunk_flydsl", "both True", "at most one of them")
     return chunk_gated_delta_rule(

@@ -26,8 +26,10 @@ def make_problem(
     save_new_value: bool = True,
     g_head_major: bool = True,
 ) -> Problem:
-    """The problem of a call with ``num_heads`` value heads over ``num_key_heads`` key heads. Raises UnsupportedError for
-    a device whose architecture is unknown."""
+    """The problem of a call with ``num_heads`` value heads over ``num_key_heads`` key heads.
+
+    Raises UnsupportedError for a device whose architecture is unknown.
+    """
     return Problem(
         arch=arch_of(device),
         compute_units=compute_units(device) or 1,

@@ -16,10 +16,10 @@ from .checks import check_count, check_cu_seqlens, check_no_varlen_arguments
 
 @dataclass(frozen=True)
 class Sequences:
-    """Checked sequence arguments: how many prefill sequences there are, and their schedule where the host knows it.
+    """Checked sequence arguments: how many prefill sequences there are, and their schedule if metadata came along.
 
-    ``schedule`` is None for dense calls and, while torch.compile traces, for varlen calls without metadata: their
-    schedule is looked up when the compiled code runs.
+    Without metadata the schedule is looked up by ``plan``, after all arguments are checked or, in a traced call, when
+    the op runs.
     """
 
     num_seqs: int
@@ -27,19 +27,27 @@ class Sequences:
     cu_seqlens: Tensor | None
     num_decodes: int
     num_decode_tokens: int
-    schedule: ChunkSchedule | None
+    schedule: ChunkSchedule | None = None
+    seq_lens_cpu: Sequence[int] | Tensor | None = None
 
     def plan(self) -> ChunkPlan:
-        """The plan of the call. Looks the schedule up if it is not known yet."""
+        """The plan of the call: from metadata, else from host lengths, else from ``cu_seqlens``.
+
+        The last two may upload, and raise ValueError for lengths or offsets that do not fit the call.
+        """
         if self.cu_seqlens is None:
             return ChunkPlan.dense(self.num_seqs, self.seq_len)
-        schedule = self.schedule or schedule_for(
-            self.cu_seqlens,
-            total_tokens=self.seq_len,
-            num_decodes=self.num_decodes,
-            num_decode_tokens=self.num_decode_tokens,
+        return ChunkPlan.varlen(self.schedule or self._look_up(self.cu_seqlens), self.seq_len)
+
+    def _look_up(self, cu_seqlens: Tensor) -> ChunkSchedule:
+        decodes, tokens = self.num_decodes, self.num_decode_tokens
+        if self.seq_lens_cpu is None:
+            return schedule_for(cu_seqlens, total_tokens=self.seq_len, num_decodes=decodes, num_decode_tokens=tokens)
+        metadata = build_prefill_metadata(
+            self.seq_lens_cpu, cu_seqlens=cu_seqlens, num_decodes=decodes, num_decode_tokens=tokens
         )
-        return ChunkPlan.varlen(schedule, self.seq_len)
+        metadata.validate(cu_seqlens, num_decodes=decodes, num_decode_tokens=tokens, total_tokens=self.seq_len)
+        return metadata.schedule
 
     def op_arguments(self) -> tuple[Tensor | int | None, ...]:
         """The sequence arguments of an op, as ``plan_from_op_arguments`` takes them."""
@@ -86,7 +94,7 @@ def plan_from_op_arguments(
             sequence_ids,
             chunk_ids,
         )
-    return Sequences(batch, seq_len, cu_seqlens, num_decodes, num_decode_tokens, None).plan()
+    return Sequences(batch, seq_len, cu_seqlens, num_decodes, num_decode_tokens).plan()
 
 
 def check_sequences(
@@ -100,7 +108,10 @@ def check_sequences(
     seq_lens_cpu: Sequence[int] | Tensor | None,
     prefill_metadata: PrefillMetadata | None,
 ) -> Sequences:
-    """Check the sequence arguments of a call over [batch, seq_len] tokens (gdn_runtime.chunk_gated_delta_rule)."""
+    """Check the sequence arguments of a call over [batch, seq_len] tokens (gdn_runtime.chunk_gated_delta_rule).
+
+    Reads no tensor; ``Sequences.plan`` checks the values.
+    """
     check_count("num_decodes", num_decodes)
     check_count("num_decode_tokens", num_decode_tokens)
     if cu_seqlens is None:
@@ -110,7 +121,7 @@ def check_sequences(
             seq_lens_cpu=seq_lens_cpu,
             prefill_metadata=prefill_metadata,
         )
-        return Sequences(batch, seq_len, None, 0, 0, None)
+        return Sequences(batch, seq_len, None, 0, 0)
     offsets = check_cu_seqlens(cu_seqlens, batch=batch, device=device)
     num_seqs = offsets.shape[0] - 1 - num_decodes
     if num_seqs < 1:
@@ -123,17 +134,4 @@ def check_sequences(
             offsets, num_decodes=num_decodes, num_decode_tokens=num_decode_tokens, total_tokens=seq_len
         )
         schedule = prefill_metadata.schedule
-    elif not torch.compiler.is_compiling():
-        if seq_lens_cpu is not None:
-            metadata = build_prefill_metadata(
-                seq_lens_cpu, cu_seqlens=offsets, num_decodes=num_decodes, num_decode_tokens=num_decode_tokens
-            )
-            metadata.validate(
-                offsets, num_decodes=num_decodes, num_decode_tokens=num_decode_tokens, total_tokens=seq_len
-            )
-            schedule = metadata.schedule
-        else:
-            schedule = schedule_for(
-                offsets, total_tokens=seq_len, num_decodes=num_decodes, num_decode_tokens=num_decode_tokens
-            )
-    return Sequences(num_seqs, seq_len, offsets, num_decodes, num_decode_tokens, schedule)
+    return Sequences(num_seqs, seq_len, offsets, num_decodes, num_decode_tokens, schedule, seq_lens_cpu)

@@ -18,7 +18,7 @@ from . import checks
 from .backends import stages
 from .library import register, traced
 from .problem import make_problem
-from .sequences import Sequences, check_sequences, plan_from_op_arguments
+from .sequences import check_sequences, plan_from_op_arguments
 from .states import StateArguments, check_states, wants_index_check
 
 
@@ -73,8 +73,8 @@ def chunk_gated_delta_rule_fwd_h(
         g: chunk-local cumulated gate, fp32, contiguous: [B,T,H], or [B,H,T] with ``g_head_major``. In log2 units if
             ``use_exp2``, else natural: a natural gate with ``use_exp2=True`` silently means exp2 of it. Must be finite.
             None: no decay.
-        gk: per-key gate, cumulated within the chunk, fp32 natural logarithm whatever ``use_exp2``, contiguous [B,T,H,128]
-            or flat [B*T,H,128]; read at the last token of each chunk. None: none.
+        gk: per-key gate, cumulated within the chunk, fp32 natural logarithm whatever ``use_exp2``, contiguous
+            [B,T,H,128] or flat [B*T,H,128]; read at the last token of each chunk. None: none.
         save_new_value: whether to return v_new.
         The rest as in ``chunk_gated_delta_rule``.
 
@@ -138,23 +138,29 @@ def chunk_gated_delta_rule_fwd_h(
     checks.check_flag("save_new_value", save_new_value)
     checks.check_flag("use_exp2", use_exp2)
     check = wants_index_check(check_indices)
+    checks.check_text("backend", backend)
+    if arch is not None:
+        checks.check_text("arch", arch)
     call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, backend, arch)
 
     as_op = traced()
+    per_row = cdiv(seq_len, CHUNK)
     if not as_op:
         plan = sequences.plan()
         selection = _select(call, plan, snapshots, save_new_value)
         if check:
             states.check_index_values()
-    elif sequences.cu_seqlens is not None and sequences.schedule is None:
+        if plan.is_varlen:
+            per_row = plan.total_chunks
+    elif sequences.schedule is not None:
+        per_row = sequences.schedule.total_chunks
+    elif sequences.cu_seqlens is not None:
         raise UnsupportedError(
-            "varlen chunk_gated_delta_rule_fwd_h under torch.compile", got="cu_seqlens alone", supported=["prefill_metadata"]
+            "varlen chunk_gated_delta_rule_fwd_h without prefill_metadata while tracing (torch.compile)",
+            got="cu_seqlens alone",
+            supported=["prefill_metadata"],
         )
-    if sequences.schedule is None:
-        h_shape = (batch, cdiv(seq_len, CHUNK), num_heads, HEAD_DIM, HEAD_DIM)
-    else:
-        h_shape = (1, sequences.schedule.total_chunks, num_heads, HEAD_DIM, HEAD_DIM)
-    h = k.new_empty(h_shape, dtype=snapshots)
+    h = k.new_empty(batch, per_row, num_heads, HEAD_DIM, HEAD_DIM, dtype=snapshots)
     v_new = torch.empty_like(u) if save_new_value else None
     final_state = states.allocate_final(sequences.num_seqs, num_heads, device)
     if not as_op:

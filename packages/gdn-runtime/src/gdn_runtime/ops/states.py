@@ -1,4 +1,4 @@
-"""Where K5 reads and writes its states: dense tensors, or slots of a pool. Checks, and the opt-in check of slot values."""
+"""Where K5 reads and writes its states: dense tensors or slots of a pool. Checks, and the opt-in check of slots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StateArguments:
         return StateArguments(before, indices, has_initial_state, final_state is not None, in_place, dtype)
 
     def check_index_values(self) -> None:
-        """Raise ValueError for a slot outside [-1, slots) or used twice. Copies the indices to the host: synchronises."""
+        """Raise ValueError for a slot outside [-1, slots) or used twice. Copies indices to the host: synchronises."""
         if self.indices is None or self.initial_state is None:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -56,7 +56,7 @@ class StateArguments:
             raise value_error("initial_state_indices", f"slots {twice} more than once", "each slot at most once")
 
     def allocate_final(self, num_seqs: int, num_heads: int, device: torch.device) -> Tensor | None:
-        """The tensor that receives the final states [num_seqs,H,V,K] (or the pool itself), None if nobody wants them."""
+        """The tensor for the final states [num_seqs,H,V,K] (or the pool itself), None if nobody wants them."""
         if not self.store_final:
             return None
         if self.in_place:
@@ -107,15 +107,23 @@ def check_states(
 
     indices = None
     if pooled:
-        indices = check_tensor("initial_state_indices", initial_state_indices, shape=(num_seqs,), dtypes=INDEX_DTYPES, device=device)
+        indices = check_tensor(
+            "initial_state_indices", initial_state_indices, shape=(num_seqs,), dtypes=INDEX_DTYPES, device=device
+        )
         check_contiguous("initial_state_indices", indices)
         if inplace_final_state is False:
-            raise value_error("inplace_final_state with initial_state_indices", False, "True or None: a pool is updated in place")
+            raise value_error(
+                "inplace_final_state with initial_state_indices", False, "True or None: a pool is updated in place"
+            )
         if not output_final_state:
-            raise value_error("output_final_state with initial_state_indices", False, "True: a pool is updated in place")
+            raise value_error(
+                "output_final_state with initial_state_indices", False, "True: a pool is updated in place"
+            )
     mask = None
     if has_initial_state is not None:
-        mask = check_tensor("has_initial_state", has_initial_state, shape=(num_seqs,), dtypes=(torch.bool,), device=device)
+        mask = check_tensor(
+            "has_initial_state", has_initial_state, shape=(num_seqs,), dtypes=(torch.bool,), device=device
+        )
         check_contiguous("has_initial_state", mask)
     in_place = pooled if inplace_final_state is None else inplace_final_state
     if in_place and not output_final_state:
@@ -140,4 +148,3 @@ def _check_state_strides(state: Tensor) -> None:
 def wants_index_check(check_indices: bool | None) -> bool:
     """Whether to check slot values: the argument if given, else GDN_CHECK_INDICES."""
     return env.settings().check_indices if check_indices is None else check_flag("check_indices", check_indices)
-

@@ -375,7 +375,7 @@ def _refuse_capture(caller: str, cu_seqlens: Tensor) -> None:
 
 
 def _is_capturing(cu_seqlens: Tensor) -> bool:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return False
     if torch.cuda.is_current_stream_capturing():
         return True

@@ -213,7 +213,6 @@ def _check(
     checks.check_rows("q", q)
     checks.check_rows("k", k)
     checks.check_rows("v", v)
-    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, o=o)
     sequences = check_sequences(
         batch=batch,
         seq_len=seq_len,
@@ -247,6 +246,7 @@ def _check(
         }
         inputs |= {"initial_state_indices": initial_state_indices, "has_initial_state": has_initial_state}
         checks.check_output_buffer(o, v, inputs)
+    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, o=o)
     return BlockCall(
         q,
         k,

@@ -112,7 +112,6 @@ def chunk_gated_delta_rule_fwd_h(
         if tuple(gk.shape) not in shapes:
             raise value_error("gk.shape", list(gk.shape), " or ".join(str(list(shape)) for shape in shapes))
         checks.check_contiguous("gk", gk)
-    checks.check_no_grad(k=k, w=w, u=u, g=g, gk=gk, initial_state=initial_state)
     sequences = check_sequences(
         batch=batch,
         seq_len=seq_len,
@@ -134,6 +133,7 @@ def chunk_gated_delta_rule_fwd_h(
         num_heads=num_heads,
         device=device,
     )
+    checks.check_no_grad(k=k, w=w, u=u, g=g, gk=gk, initial_state=initial_state)
     snapshots = checks.check_snapshot_dtype(snapshot_dtype, k.dtype)
     checks.check_flag("save_new_value", save_new_value)
     checks.check_flag("use_exp2", use_exp2)

@@ -36,10 +36,10 @@ def install(session: nox.Session, *requirements: str) -> None:
 
 
 def install_runtime(session: nox.Session, *requirements: str, extra: str = "", triton: bool = False) -> None:
-    """Install torch, the given libraries, and gdn-runtime (editable) with one of its extras."""
+    """Install torch, the given libraries, and gdn-runtime (editable); ``extra`` is "[name]" or empty."""
     # Without isolation the build backend is the pinned one too: constraints do not reach isolated builds.
     install(session, "hatchling", "torch", *requirements)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", f"packages/gdn-runtime[{extra}]")
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", f"packages/gdn-runtime{extra}")
     if triton:
         session.install("--no-deps", "-r", TRITON)
 
@@ -54,7 +54,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
-    install_runtime(session, extra="test", triton=True)
+    install_runtime(session, extra="[test]", triton=True)
     # Two runs, for Triton reads TRITON_INTERPRET at import. One thread per worker: two workers fill two cores.
     suites: dict[str, dict[str, str | None]] = {"cpu": {"TRITON_INTERPRET": None}, "interp": {"TRITON_INTERPRET": "1"}}
     failed = [name for name, env in suites.items() if not run_suite(session, name, env)]

@@ -31,6 +31,11 @@ _RUNTIME_INTS = [
 """Integers that must not enter the key of a code object: lengths, and strides that grow with lengths."""
 
 
+HALF = tl.constexpr(64)
+"""Columns of k, v, u and w per load, product and store: accumulators of 64 columns leave 4 programs per SM on sm90, of
+128 columns 3."""
+
+
 @triton.jit
 def _locate(chunk, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN: tl.constexpr):
     """(batch row, first token of the chunk in that row, valid tokens from there on) of a flat chunk number."""
@@ -89,17 +94,17 @@ def _inverse(minus_a):
 
 
 @triton.jit
-def _load_tile(x, left, stride_t, UNIT: tl.constexpr):
-    """[64, 128] rows, zero past the sequence; the stride counts UNIT elements (see ``row_strides``)."""
+def _load_half(x, left, stride_t, UNIT: tl.constexpr):
+    """[64, 64] of rows of 128, zero past the sequence; the stride counts UNIT elements (see ``row_strides``)."""
     i = tl.arange(0, CHUNK)[:, None]
-    d = tl.arange(0, HEAD_DIM)[None, :]
+    d = tl.arange(0, HALF)[None, :]
     return tl.load(x + (i * stride_t) * UNIT + d, mask=i < left, other=0.0)
 
 
 @triton.jit
-def _store_tile(x, tile, left):
+def _store_half(x, tile, left):
     i = tl.arange(0, CHUNK)[:, None]
-    d = tl.arange(0, HEAD_DIM)[None, :]
+    d = tl.arange(0, HALF)[None, :]
     tl.store(x + i * HEAD_DIM + d, narrow(tile, x.dtype.element_ty), mask=i < left)
 
 
@@ -118,12 +123,14 @@ def _cumulate(g, left, stride_t):
 
 
 @triton.jit
-def _minus_a(key, gate2, gain):
-    """-A of one chunk; the exponent is masked before the exponential, so that no inf meets a 0."""
+def _minus_a(key0, key1, gate2, gain):
+    """-A of one chunk from the two halves of its keys. The exponent is masked before the exponential, so that no inf
+    meets a 0."""
     i = tl.arange(0, CHUNK)
     lower = i[:, None] > i[None, :]
+    kk = dot_add(key1, tl.trans(key1), dot(key0, tl.trans(key0)))
     decay = tl.exp2(tl.where(lower, gate2[:, None] - gate2[None, :], 0.0))
-    return tl.where(lower, -gain[:, None] * dot(key, tl.trans(key)) * decay, 0.0)
+    return tl.where(lower, -gain[:, None] * kk * decay, 0.0)
 
 
 @triton.jit(do_not_specialize=_RUNTIME_INTS)
@@ -166,20 +173,26 @@ def prepare_fused_kernel(
     row = (batch * H + head) * seq_len + token
     k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
     v += (batch * stride_vb + token * stride_vt + head * stride_vh) * V_UNIT
+    u += row * HEAD_DIM
+    w += row * HEAD_DIM
 
-    key = _load_tile(k, left, stride_kt, K_UNIT)
-    value = _load_tile(v, left, stride_vt, V_UNIT)
+    key0 = _load_half(k, left, stride_kt, K_UNIT)
+    key1 = _load_half(k + HALF, left, stride_kt, K_UNIT)
     gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
     gate = _cumulate(g + batch * stride_gb + token * stride_gt + head * stride_gh, left, stride_gt)
     gate2 = gate * LOG2E
     i = tl.arange(0, CHUNK)
     tl.store(g_cumsum + row + i, gate2 if GATE_LOG2 else gate, mask=i < left)
 
-    inverse = _inverse(_minus_a(key, gate2, gain))
+    inverse = _inverse(_minus_a(key0, key1, gate2, gain))
+    value0 = _load_half(v, left, stride_vt, V_UNIT)
+    value1 = _load_half(v + HALF, left, stride_vt, V_UNIT)
     t_value = narrow(inverse * gain[None, :], k.dtype.element_ty)
     t_key = narrow(inverse * (gain * tl.exp2(gate2))[None, :], k.dtype.element_ty)
-    _store_tile(u + row * HEAD_DIM, dot(t_value, value), left)
-    _store_tile(w + row * HEAD_DIM, dot(t_key, key), left)
+    _store_half(u, dot(t_value, value0), left)
+    _store_half(u + HALF, dot(t_value, value1), left)
+    _store_half(w, dot(t_key, key0), left)
+    _store_half(w + HALF, dot(t_key, key1), left)
 
 
 @triton.jit(do_not_specialize=_RUNTIME_INTS)
@@ -215,7 +228,8 @@ def prepare_inverse_kernel(
     batch, token, left = _locate(pid // H, cu_seqlens, sequence_ids, chunk_ids, seq_len, seq_chunks, IS_VARLEN)
     k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
 
-    key = _load_tile(k, left, stride_kt, K_UNIT)
+    key0 = _load_half(k, left, stride_kt, K_UNIT)
+    key1 = _load_half(k + HALF, left, stride_kt, K_UNIT)
     gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
     gate = _cumulate(g + batch * stride_gb + token * stride_gt + head * stride_gh, left, stride_gt)
     gate2 = gate * LOG2E
@@ -223,7 +237,7 @@ def prepare_inverse_kernel(
     tl.store(g_cumsum + (batch * H + head) * seq_len + token + i, gate2 if GATE_LOG2 else gate, mask=i < left)
 
     inverse += pid * (CHUNK * CHUNK)
-    tile = _inverse(_minus_a(key, gate2, gain))
+    tile = _inverse(_minus_a(key0, key1, gate2, gain))
     tl.store(inverse + i[:, None] * CHUNK + i[None, :], narrow(tile, inverse.dtype.element_ty))
 
 
@@ -264,17 +278,24 @@ def prepare_wy_kernel(
     row = (batch * H + head) * seq_len + token
     k += (batch * stride_kb + token * stride_kt + (head // (H // HG)) * stride_kh) * K_UNIT
     v += (batch * stride_vb + token * stride_vt + head * stride_vh) * V_UNIT
+    u += row * HEAD_DIM
+    w += row * HEAD_DIM
 
     i = tl.arange(0, CHUNK)
     inverse += pid * (CHUNK * CHUNK)
     tile = tl.load(inverse + i[:, None] * CHUNK + i[None, :]).to(tl.float32)
     gain = _load_gain(beta + batch * stride_bb + token * stride_bt + head * stride_bh, left, stride_bt)
-    value = _load_tile(v, left, stride_vt, V_UNIT)
-    key = _load_tile(k, left, stride_kt, K_UNIT)
     gate = tl.load(g_cumsum + row + i, mask=i < left, other=0.0)
-    _store_tile(u + row * HEAD_DIM, dot(narrow(tile * gain[None, :], k.dtype.element_ty), value), left)
-    gain *= exp2_gate(gate, GATE_LOG2)
-    _store_tile(w + row * HEAD_DIM, dot(narrow(tile * gain[None, :], k.dtype.element_ty), key), left)
+    value0 = _load_half(v, left, stride_vt, V_UNIT)
+    value1 = _load_half(v + HALF, left, stride_vt, V_UNIT)
+    key0 = _load_half(k, left, stride_kt, K_UNIT)
+    key1 = _load_half(k + HALF, left, stride_kt, K_UNIT)
+    t_value = narrow(tile * gain[None, :], k.dtype.element_ty)
+    t_key = narrow(tile * (gain * exp2_gate(gate, GATE_LOG2))[None, :], k.dtype.element_ty)
+    _store_half(u, dot(t_value, value0), left)
+    _store_half(u + HALF, dot(t_value, value1), left)
+    _store_half(w, dot(t_key, key0), left)
+    _store_half(w + HALF, dot(t_key, key1), left)
 
 
 def prepare(
@@ -317,9 +338,11 @@ def prepare(
     }
     grid = (plan.total_chunks * num_heads,)
     if config.mode == "fused":
+        # 4 warps: 128 registers instead of the 132 that ptxas takes by itself (no spills) put a 4th program on an SM.
+        cuda = {"maxnreg": 128} if config.num_warps == 4 and k.is_cuda and torch.version.hip is None else {}
         prepare_fused_kernel[grid](
             k, v, g, beta, w, u, g_cumsum, *chunks, *k_strides, *v_strides, *g.stride(), *beta.stride(),
-            V_UNIT=v_unit, **common,
+            V_UNIT=v_unit, **common, **cuda,
         )  # fmt: skip
         return
     inverse = torch.empty((plan.total_chunks, num_heads, CHUNK.value, CHUNK.value), dtype=k.dtype, device=k.device)

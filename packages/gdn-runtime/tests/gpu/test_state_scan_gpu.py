@@ -117,7 +117,7 @@ VARIANTS = {
 }
 
 
-# Each pair is a kernel to compile: the rule's own widths take every variant, the others those that change the tile code.
+# Each pair is a kernel to compile: the widths of the rule take every variant, the others those that change tile code.
 PAIRS = [(variant, block_v) for block_v in (32, 64) for variant in VARIANTS]
 PAIRS += [(variant, block_v) for block_v in (16, 128) for variant in ("default", "no-gate", "fp32-snapshots", "fp16")]
 

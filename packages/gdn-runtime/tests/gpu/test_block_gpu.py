@@ -136,8 +136,10 @@ def test_similar_keys(keys: str, gate: str, mode: str) -> None:
     with env.override(prepare_mode=mode):
         o, final = run(x)
     exact_o, exact_final = recurrent_gated_delta_rule(*x.tensors, cu_seqlens=x.cu_seqlens)
-    assert_close_on_device(o, exact_o, 2e-2, 0.2, "o")
-    assert_close_on_device(final, exact_final, 2e-2, 0.2, "final_state")
+    # What w loses reaches o and the states; see KeySet.
+    tol = max(ROUNDING[BF16], 2.5 * case.w_bound)
+    assert_close_on_device(o, exact_o, tol, 8 * tol, "o")
+    assert_close_on_device(final, exact_final, tol, 8 * tol, "final_state")
 
 
 @pytest.mark.parametrize("state_dtype", [FP32, BF16])

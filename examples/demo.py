@@ -1,0 +1,113 @@
+"""Gated DeltaNet prefill on this machine, checked: run it with ``./ci/nox -s demo``, or see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+
+import torch
+from gdn_demo.check import Batch, measure
+from gdn_demo.layer import GROUP, Layer
+from gdn_demo.report import Report
+from gdn_demo.texts import MAX_TOKENS, MIN_TOKENS, prompts
+from gdn_runtime import UnsupportedError
+
+DESCRIPTION = """\
+Prefills a ragged batch of texts (the documentation of this project, a token per byte; one text is empty, one a single
+byte) through the Gated DeltaNet block, at the head size and head ratio of Qwen3.5. Every text goes in two passes over
+a state pool, and every backend that runs here is compared with the token-by-token recurrence in fp64:
+
+  reference   plain torch, on the CPU
+  triton      the GPU kernels: on a GPU if torch finds one, and on a smaller batch in Triton's interpreter on the CPU
+"""
+EPILOG = "Exit status: 0 every error is within its bound, 1 one is not or a backend failed, 2 wrong usage."
+
+INTERPRETED = ("--backend", "triton", "--tokens", "160", "--heads", "2")
+"""What the interpreter, which takes about 0.1 s for each program of a kernel's grid, finishes in seconds."""
+
+
+def main() -> int:
+    args = parse_arguments()
+    torch.set_num_threads(1)  # the tensors are small: threads spend more time waiting for each other than working
+    layer = Layer(args.heads, args.seed)
+    batch = Batch.of([layer(text) for text in prompts(args.tokens)])
+    lengths = ", ".join(str(len(rows)) for rows in batch.sequences)
+    report = Report(f"Texts of {lengths} tokens, {args.heads} value and {args.heads // GROUP} key heads of 128.")
+    if args.backend in ("all", "reference"):
+        run(report, batch, "reference", "cpu")
+    if args.backend in ("all", "triton"):
+        run_triton(report, batch, args.seed)
+    if args.json:
+        print(report.as_json())
+    else:
+        report.show()
+    return 0 if report.ok else 1
+
+
+def run_triton(report: Report, batch: Batch, seed: int) -> None:
+    """Triton natively and interpreted. Triton reads TRITON_INTERPRET at import, so the latter takes another process."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        run(report, batch, "triton", "cpu")
+        return
+    if torch.cuda.is_available():
+        run(report, batch, "triton", "cuda")
+    else:
+        report.notes.append("triton on a GPU (torch finds none)")
+    missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        report.notes.append(f"triton in the interpreter ({' and '.join(missing)} not installed)")
+    else:
+        report.add_json(interpreted(seed))
+
+
+def run(report: Report, batch: Batch, backend: str, device: str) -> None:
+    """Add the rows of one backend."""
+    try:
+        rows, explanation = measure(batch, backend, torch.device(device))
+    except UnsupportedError as error:
+        sys.exit(f"{backend} on {device}: {error}")
+    report.rows += rows
+    report.explain[f"{rows[0].device}"] = str(explanation)
+
+
+def interpreted(seed: int) -> str:
+    """This program's own JSON report about Triton in the interpreter, on a smaller batch."""
+    command = (sys.executable, __file__, *INTERPRETED, "--seed", str(seed), "--json")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        sys.exit(f"triton in the interpreter:\n{done.stderr}")
+    return done.stdout
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--tokens", type=tokens, default=800, metavar="N", help="tokens of all texts together (default: 800)"
+    )
+    parser.add_argument("--heads", type=heads, default=4, metavar="H", help="value heads, an even number (default: 4)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights of the layer (default: 0)")
+    parser.add_argument("--backend", choices=("all", "reference", "triton"), default="all", help="(default: all)")
+    return parser.parse_args()
+
+
+def tokens(text: str) -> int:
+    if not text.isdecimal() or not MIN_TOKENS <= int(text) <= MAX_TOKENS:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected {MIN_TOKENS} to {MAX_TOKENS}")
+    return int(text)
+
+
+def heads(text: str) -> int:
+    if not text.isdecimal() or int(text) < GROUP or int(text) % GROUP:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a multiple of {GROUP}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,7 @@ from gdn_demo.check import Batch, measure
 from gdn_demo.layer import GROUP, Layer
 from gdn_demo.report import Report
 from gdn_demo.texts import MAX_TOKENS, MIN_TOKENS, prompts
+
 from gdn_runtime import UnsupportedError
 
 DESCRIPTION = """\

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from gdn_runtime import explain
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.select import Explanation
-from torch import Tensor
 
 from .layer import Rows, pack
 from .server import Server
@@ -18,9 +19,9 @@ BOUND = 0.01
 """Largest |error| / |result|, both root mean squares.
 
 The block rounds about a dozen operands to bf16 (q and k once normalised, the operands of K4 to K6, w, u, v_new, the
-snapshots, o). One rounding is off by 2^-8 at most, 2^-9.2 = 0.0017 in the mean square; a dozen independent ones that all
-reach the result add up to sqrt(12) * 0.0017 = 0.006. Measured, over seeds, lengths and backends: 0.0031 to 0.0047. For
-comparison: a beta that is 2 % too large gives 0.016, gates off by one token 0.1, states swapped or lost 0.2 and more.
+snapshots, o). One rounding is off by 2^-8 at most, 2^-9.2 = 0.0017 in the mean square; a dozen independent ones that
+all reach the result add up to sqrt(12) * 0.0017 = 0.006. Measured, over seeds, lengths and backends: 0.0031 to 0.0047.
+For comparison: a beta that is 2 % too large gives 0.016, gates off by one token 0.1, states lost or swapped 0.2.
 """
 
 
@@ -75,7 +76,7 @@ class Batch:
 
 
 def measure(batch: Batch, backend: str, device: torch.device) -> tuple[list[Row], Explanation]:
-    """Prefill the batch in two passes and compare both with the unbroken run. Also what ``explain`` says of the first."""
+    """Prefill the batch in two passes and compare both with the unbroken run. Also what ``explain`` says."""
     heads = [rows[:cut] for rows, cut in zip(batch.sequences, batch.cuts, strict=True)]
     tails = [rows[cut:] for rows, cut in zip(batch.sequences, batch.cuts, strict=True)]
 

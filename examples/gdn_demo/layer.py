@@ -1,8 +1,8 @@
 """The front of one Gated DeltaNet layer: from the bytes of a text to q, k, v, the gate g and the gain beta.
 
-As in Qwen3.5: one projection of the hidden state gives the q, k and v channels, a causal convolution of width 4 and SiLU
-follow, and two small projections give g = -exp(A_log) * softplus(a + dt_bias) and beta = sigmoid(b). The weights are
-random, the text is not, so keys repeat and cluster as those of real prompts do.
+As in Qwen3.5: one projection of the hidden state gives the q, k and v channels, a causal convolution of width 4 and
+SiLU follow, and two small projections give g = -exp(A_log) * softplus(a + dt_bias) and beta = sigmoid(b). The weights
+are random, the text is not, so keys repeat and cluster as those of real prompts do.
 """
 
 from __future__ import annotations

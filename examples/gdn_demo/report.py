@@ -7,10 +7,11 @@ import platform
 from dataclasses import dataclass, field
 from typing import Any
 
-import gdn_runtime
 import torch
 from rich.console import Console
 from rich.table import Table
+
+import gdn_runtime
 
 from .check import Row
 

@@ -8,8 +8,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule
 from torch import Tensor
+
+from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule
 
 from .layer import HEAD_DIM, Inputs, Rows, pack
 

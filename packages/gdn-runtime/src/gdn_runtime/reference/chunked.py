@@ -211,7 +211,12 @@ def _per_key_head(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _exp(x: Tensor, use_exp2: bool) -> Tensor:
-    return torch.exp2(x) if use_exp2 else torch.exp(x)
+    """exp of a gate in natural or log2 units.
+
+    Not torch.exp2: on a CPU it gives short tensors other bits than long ones (measured: 1 element in 16), so the result
+    of a sequence would depend on its neighbours.
+    """
+    return torch.exp(x / LOG2E if use_exp2 else x)
 
 
 def _decay(gate_i: Tensor, gate_j: Tensor, keep: Tensor, use_exp2: bool = False) -> Tensor:

@@ -15,9 +15,9 @@ class KeySet:
     """Keys and gains whose (I + A)^-1 is easy or hard, with bounds on the relative L2 error of w and u in bf16.
 
     A correct w carries two roundings: C beta exp(G) to bf16 (the operand), then w itself. The more alike the keys, the
-    more the rows of that product cancel, and the larger is the part of w that the first rounding loses. Measured with an
-    fp32 triangular solve (worst of 4 seeds, gates weak and zero): u 0.0022, w 0.0025, 0.0029, 0.0040, 0.0104, 0.0135 in
-    the order of ``KEY_SETS``; the bounds leave 1.1 to 1.5 times that. fp16 has 3 more bits: an eighth of it, measured too.
+    more the rows of that product cancel, and the larger is the part of w that the first rounding loses. Measured with
+    an fp32 triangular solve (worst of 4 seeds, gates weak and zero): u 0.0022, w 0.0025, 0.0029, 0.0040, 0.0104, 0.0135
+    in the order of ``KEY_SETS``; the bounds leave 1.1 to 1.5 times that. fp16 has 3 more bits: an eighth, measured too.
     An inverse by repeated squaring of whole 16 x 16 blocks in bf16 misses the last three by orders of magnitude.
     """
 

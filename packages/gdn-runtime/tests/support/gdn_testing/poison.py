@@ -41,7 +41,7 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float32, device: torch.devi
 
 @contextmanager
 def poison_empty(package: str = "gdn_runtime") -> Iterator[None]:
-    """Within the block, uninitialised tensors that modules of ``package`` get from torch's Python functions are poisoned."""
+    """Poison the uninitialised tensors that modules of ``package`` get from torch's Python functions."""
 
     def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def allocate(*args: Any, **kwargs: Any) -> Tensor:

@@ -149,7 +149,7 @@ def test_value_heads_share_key_heads(num_heads: int, num_key_heads: int) -> None
     close(result, exact(x))
     group = num_heads // num_key_heads
     repeated = x.with_(q=x.q.repeat_interleave(group, 2), k=x.k.repeat_interleave(group, 2))
-    # Products of one key head for its group of value heads may be summed in another order: measured 1e-4.
+    # Equal bits here, but products for a group of heads may be summed in another order elsewhere.
     for actual, expected in zip(result, run(repeated), strict=True):
         assert rel_l2(actual, expected) < 1e-3
 
@@ -229,9 +229,9 @@ def test_unit_of_the_gates_changes_nothing_but_rounding(gate: Any) -> None:
     x = make_inputs([10, 130], gate=gate, state="random")
     log2, natural = run(x, use_exp2=True), run(x, use_exp2=False)
     close(natural, exact(x))
-    # An fp32 gate that differs in its last bit flips the bf16 rounding of some operands: measured 5e-4.
+    # An fp32 gate that differs in its last bit flips the bf16 rounding of some operands: measured 2.5e-4 ("closed").
     for actual, expected in zip(natural, log2, strict=True):
-        assert rel_l2(actual, expected) < 1.5e-3
+        assert rel_l2(actual, expected) < 6e-4
 
 
 @pytest.mark.parametrize("scale", [0.5, 1, 0.0, -2.0])

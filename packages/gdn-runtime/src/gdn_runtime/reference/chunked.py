@@ -170,8 +170,8 @@ def output(
         inter = queries @ states.reshape(*queries.shape[:2], -1, queries.shape[-1]).transpose(-1, -2)
         inter = inter.reshape(*queries.shape[:3], -1, head_v).transpose(2, 3).flatten(1, 2)
         attention = _repeat_heads(queries @ keys.transpose(-1, -2), num_heads)
-        visible = lower & chunks.valid[:, None, :, None]
-        attention = attention * _decay(gate, gate, visible, use_exp2)
+        # Rows past a sequence's end may turn NaN here (their gate is 0): no other row sees them, none is written.
+        attention = attention * _decay(gate, gate, lower, use_exp2)
         intra = _round(attention, k.dtype) @ _head_major(chunks.gather(v_new.transpose(1, 2)))
         chunks.scatter(o, (scale * (_exp(gate, use_exp2)[..., None] * inter + intra)).transpose(1, 2))
 

@@ -44,7 +44,7 @@ REFUSED: list[tuple[Callable[[], Args], Change, type[Exception], str]] = [
     (packed, at("cu_seqlens", Tensor.short), TypeError, "cu_seqlens.dtype: got torch.int16, expected int32 or int64"),
     (packed, at("cu_seqlens", lambda x: x[None]), ValueError, "cu_seqlens.shape: got [1, 3], expected [sequences + 1]"),
     (packed, at("cu_seqlens", lambda x: x[:1]), ValueError, "cu_seqlens.shape: got [1], expected [sequences + 1]"),
-    (dense, put(cu_seqlens=int32(0, T)), ValueError, "q.shape[0] with cu_seqlens: got 2, expected 1"),
+    (dense, put(cu_seqlens=int32(0, T)), ValueError, "batch size with cu_seqlens: got 2, expected 1"),
     # metadata
     (packed, put(prefill_metadata=[10, 60]), TypeError, "prefill_metadata: got list, expected PrefillMetadata"),
     (

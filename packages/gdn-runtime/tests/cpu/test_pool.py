@@ -316,8 +316,8 @@ def test_c10_resume_from_a_snapshot(state_dtype: torch.dtype, snapshot_dtype: to
     pool[2] = x.initial_state[0]  # type: ignore[index]
     o = pooled(x, pool, indices(2), snapshot_dtype=snapshot_dtype)
     resumed, state = dense(x.tokens(960, 1000, None), h, snapshot_dtype=snapshot_dtype)
-    # An fp32 snapshot carries the whole state (measured: equal bits). A bf16 one costs two roundings of 2^-9 per element,
-    # at the snapshot and at the end: measured 0.0020 in the state; o reads the state in bf16 either way.
+    # An fp32 snapshot carries the whole state (measured: equal bits). A bf16 one costs two roundings of 2^-9, at the
+    # snapshot and at the end: measured 0.0020 in the state; o reads the state in bf16 either way.
     tol = 1e-5 if snapshot_dtype is FP32 else 4e-3
     assert_close_rel(resumed, o[:, 960:], tol, "o")
     assert_close_rel(state[0].to(state_dtype), pool[2], tol, "final_state")

@@ -136,7 +136,7 @@ def check_cu_seqlens(cu_seqlens: object, *, batch: int, device: torch.device) ->
     if tensor.dim() != 1 or tensor.shape[0] < 2:
         raise value_error("cu_seqlens.shape", list(tensor.shape), "[sequences + 1] with at least one sequence")
     if batch != 1:
-        raise value_error("q.shape[0] with cu_seqlens", batch, "1 (sequences are packed along the token axis)")
+        raise value_error("batch size with cu_seqlens", batch, "1 (sequences are packed along the token axis)")
     return tensor
 
 

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from .errors import UnsupportedError, type_error, value_error
-from .plan import CHUNK, cdiv
+from .plan import cdiv
+from .spec import CHUNK
 
 _Entry = TypeVar("_Entry")
 

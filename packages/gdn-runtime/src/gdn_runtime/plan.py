@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .spec import CHUNK
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .metadata import ChunkSchedule
-
-CHUNK = 64
-"""Tokens per chunk (BT), the only chunk size of the kernels."""
 
 
 def cdiv(a: int, b: int) -> int:

@@ -17,8 +17,9 @@ from . import env
 from .arch import ArchFacts, arch_of, compute_units, parse_arch
 from .errors import UnsupportedError
 from .log import logger
-from .plan import CHUNK, cdiv
+from .plan import cdiv
 from .spec import (
+    CHUNK,
     HEAD_DIM,
     Backend,
     Dtype,
@@ -167,8 +168,8 @@ def prepare_config(problem: Problem) -> tuple[PrepareConfig, str]:
 def state_scan_config(problem: Problem) -> tuple[StateScanConfig, str]:
     """Rule for K5: 32 value rows per program while two such programs per compute unit hold all scans, else 64.
 
-    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split into
-    128 / block_v programs. H200, 132 SMs, us with 32 / 64 rows: 16 scans 187 / 274, 32 scans 207 / 288, 64 scans
+    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split
+    into 128 / block_v programs. H200, 132 SMs, us with 32 / 64 rows: 16 scans 187 / 274, 32 scans 207 / 288, 64 scans
     299 / 333, 96 scans 567 / 411, 128 scans 591 / 451 (8192 tokens each; 16 and 128 rows win nowhere).
     """
     scans = problem.num_heads * problem.total_chunks / max(problem.max_seq_chunks, 1)

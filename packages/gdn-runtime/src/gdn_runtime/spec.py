@@ -17,6 +17,16 @@ KERNEL_ABI = 1
 HEAD_DIM = 128
 """K = V, the only head size of the GDN kernels."""
 
+CHUNK = 64
+"""Tokens per chunk (BT), the only chunk size of the kernels."""
+
+GATE_MIN = -128.0
+"""Least log gate of a token, natural logarithm. exp(-128) is 0 beside anything that fp32 holds to 1e-7, and a finite
+floor keeps a gate of -inf from giving (-inf) - (-inf) inside its chunk."""
+
+LOG2E = 1.4426950408889634
+"""log2(e): gates in log2 units are natural ones times this."""
+
 Backend = Literal["reference", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """Implementations of the stages; ``ops.backends`` knows the module of each."""

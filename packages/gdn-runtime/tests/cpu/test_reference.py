@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gdn_runtime import reference
 from gdn_runtime.plan import ChunkPlan
-from gdn_runtime.reference import GATE_MIN, LOG2E, recurrent_gated_delta_rule
+from gdn_runtime.reference import recurrent_gated_delta_rule
+from gdn_runtime.spec import GATE_MIN, LOG2E
 from gdn_runtime.spec import OutputConfig, StateScanConfig
 from gdn_testing import (
     CASES,

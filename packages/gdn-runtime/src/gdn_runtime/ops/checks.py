@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError, type_error, value_error
-from ..plan import CHUNK
-from ..spec import HEAD_DIM
+from ..spec import CHUNK, HEAD_DIM
 from .library import traced
 
 STATE_DTYPES = (torch.float32, torch.bfloat16)

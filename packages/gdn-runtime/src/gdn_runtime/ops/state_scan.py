@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, value_error
 from ..metadata import PrefillMetadata
-from ..plan import CHUNK, ChunkPlan, cdiv
+from ..plan import ChunkPlan, cdiv
 from ..select import Selection, select
-from ..spec import HEAD_DIM
+from ..spec import CHUNK, HEAD_DIM
 from . import checks
 from .backends import stages
 from .library import register, traced

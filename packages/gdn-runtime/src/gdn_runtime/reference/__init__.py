@@ -5,7 +5,7 @@
 places as the kernels.
 """
 
-from .chunked import GATE_MIN, LOG2E, l2norm, output, prepare, state_scan
+from .chunked import l2norm, output, prepare, state_scan
 from .recurrence import recurrent_gated_delta_rule
 
-__all__ = ["GATE_MIN", "LOG2E", "l2norm", "output", "prepare", "recurrent_gated_delta_rule", "state_scan"]
+__all__ = ["l2norm", "output", "prepare", "recurrent_gated_delta_rule", "state_scan"]

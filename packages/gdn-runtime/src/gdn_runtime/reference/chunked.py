@@ -9,14 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..plan import CHUNK, ChunkPlan
-from ..spec import OutputConfig, PrepareConfig, StateScanConfig
+from ..plan import ChunkPlan
+from ..spec import CHUNK, GATE_MIN, LOG2E, OutputConfig, PrepareConfig, StateScanConfig
 from .chunks import ChunkTable
-
-GATE_MIN = -128.0
-"""Smallest log gate per token: exp(-128) is 0 in fp32, and a finite sum of gates has no (-inf) - (-inf)."""
-
-LOG2E = 1.4426950408889634
 
 
 def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:

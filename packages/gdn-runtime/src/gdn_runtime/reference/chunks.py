@@ -9,7 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..plan import CHUNK, ChunkPlan
+from ..plan import ChunkPlan
+from ..spec import CHUNK
 
 _BLOCK_ROWS = 64 * CHUNK
 """Rows (chunk x head x token) per vectorised step: 4096 x 128 fp32 are 2 MiB a tensor, so a step stays in cache."""

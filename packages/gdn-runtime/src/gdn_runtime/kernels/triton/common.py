@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
+from ... import spec
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG2E = tl.constexpr(1.4426950408889634)
-GATE_MIN = tl.constexpr(-128.0)
-CHUNK = tl.constexpr(64)
-HEAD_DIM = tl.constexpr(128)
+    from ...spec import Dtype
+
+LOG2E = tl.constexpr(spec.LOG2E)
+GATE_MIN = tl.constexpr(spec.GATE_MIN)
+CHUNK = tl.constexpr(spec.CHUNK)
+HEAD_DIM = tl.constexpr(spec.HEAD_DIM)
 
 
 @triton.jit
@@ -75,3 +81,41 @@ def row_strides(x: Tensor) -> tuple[int, tuple[int, int, int]]:
     if x.data_ptr() % 16 or any(stride % 8 for stride in strides):
         return 1, strides
     return 8, (strides[0] // 8, strides[1] // 8, strides[2] // 8)
+
+
+TRITON_DTYPE: dict[Dtype, str] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+"""Triton's names of element types in a signature."""
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One code object: a kernel, the types of its run-time arguments, the values of its constants, its launch options.
+
+    ``aligned`` lists the positions of the pointers that a launch finds on 16-byte addresses, as torch allocates.
+    """
+
+    fn: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+    @staticmethod
+    def of(
+        fn: Any, types: Mapping[str, str], constants: Mapping[str, Any], num_warps: int, num_stages: int
+    ) -> CompileJob:
+        """The job of ``fn``. ``types`` gives its arguments without an annotation, ``constants`` its constexprs; both
+        may name arguments of sibling kernels. Raises KeyError for an argument that neither knows."""
+        signature: dict[str, str] = {}
+        aligned = []
+        for position, parameter in enumerate(fn.params):
+            name = parameter.name
+            if parameter.is_constexpr:
+                signature[name] = "constexpr"
+            else:
+                signature[name] = parameter.annotation_type or types[name]
+                if signature[name].startswith("*") and not parameter.do_not_specialize_on_alignment:
+                    aligned.append(position)
+        values = {name: constants[name] for name, kind in signature.items() if kind == "constexpr"}
+        return CompileJob(fn, signature, values, tuple(aligned), num_warps, num_stages)

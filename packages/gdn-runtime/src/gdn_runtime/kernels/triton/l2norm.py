@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .common import HEAD_DIM, narrow, row_strides
+from .common import HEAD_DIM, TRITON_DTYPE, CompileJob, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...spec import Dtype
+
+NUM_WARPS = 4
 ROWS = 32
 """Rows of 128 per program: 4 warps move 8 KB in and 8 KB out."""
 
@@ -58,6 +61,13 @@ def l2norm_kernel(
         _normalise(k, k_out, rows, num_rows, seq_len, HG, stride_kb, stride_kt, stride_kh, K_UNIT)
 
 
+def compile_jobs(dtype: Dtype, num_key_heads: int) -> list[CompileJob]:
+    """What ``l2norm`` compiles for q and k of ``dtype`` with rows on 16-byte addresses."""
+    pointers = dict.fromkeys(("q", "k", "q_out", "k_out"), f"*{TRITON_DTYPE[dtype]}")
+    constants = {"HG": num_key_heads, "Q_UNIT": 8, "K_UNIT": 8, "ROWS": ROWS}
+    return [CompileJob.of(l2norm_kernel, pointers, constants, NUM_WARPS, 1)]
+
+
 def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
     """q_out, k_out = x * rsqrt(sum(x^2) + 1e-6) over the last axis of q, k [B, T, Hg, 128], in fp32, rounded once to
     the dtype of x. Outputs are contiguous. Rows do not mix: a NaN stays in its own row."""
@@ -80,5 +90,6 @@ def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
         Q_UNIT=q_unit,
         K_UNIT=k_unit,
         ROWS=ROWS,
-        num_warps=4,
+        num_warps=NUM_WARPS,
+        num_stages=1,
     )

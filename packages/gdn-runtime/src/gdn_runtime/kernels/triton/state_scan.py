@@ -105,16 +105,17 @@ def state_scan_kernel(
         slot = tl.load(state_indices + i_n).to(tl.int64)
         owned = (slot >= 0) & (slot < num_slots)
         slot = tl.where(owned, slot, 0)
+        owned_rows = tl.where(owned, BV, 0)  # the interpreter takes no scalar as the mask of a tile
     else:
         slot = i_n.to(tl.int64)
-        owned = True
+        owned_rows = BV
     state_tile = i_h * HEAD_DIM * HEAD_DIM + i_v * BV * HEAD_DIM + tile_vk
     if USE_INITIAL_STATE:
-        readable = owned
+        readable_rows = owned_rows
         if USE_STATE_MASK:
-            readable = readable & (tl.load(has_initial_state + i_n) != 0)
+            readable_rows = tl.where(tl.load(has_initial_state + i_n) != 0, owned_rows, 0)
         initial_state += slot * stride_in * STATE_UNIT
-        state = tl.load(initial_state + state_tile, mask=readable, other=0.0).to(tl.float32)
+        state = tl.load(initial_state + state_tile, mask=offs_v[:, None] < readable_rows, other=0.0).to(tl.float32)
     else:
         state = tl.zeros([BV, HEAD_DIM], dtype=tl.float32)
 
@@ -158,7 +159,8 @@ def state_scan_kernel(
 
     if STORE_FINAL_STATE:
         final_state += slot * stride_out * STATE_UNIT
-        tl.store(final_state + state_tile, narrow(state, final_state.dtype.element_ty), mask=owned)
+        final = narrow(state, final_state.dtype.element_ty)
+        tl.store(final_state + state_tile, final, mask=offs_v[:, None] < owned_rows)
 
 
 def state_scan(

@@ -1,0 +1,171 @@
+"""Compile every Triton kernel of the block for an AMD GPU without one, and report what the code needs.
+
+    python -m gdn_runtime.kernels.triton.crosscompile --arch gfx942 [--json]
+
+Needs Triton with its AMD back end, no GPU and no ROCm. Exit status 1 if a kernel does not compile or spills to scratch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ...arch import parse_arch
+from ...select import Problem, prepare_config
+from ...spec import PREPARE_MODES, Dtype, PrepareSpec
+from . import l2norm, prepare
+from .common import CompileJob
+
+ARCHS = ("gfx942", "gfx950")
+WAVE = 64
+HEADS = ((32, 16), (8, 2), (64, 16), (16, 4))
+"""(H, Hg) of Qwen3.5-35B and -397B, whole and split over tensor-parallel devices."""
+
+
+def problems(arch: str) -> Iterator[Problem]:
+    """The shapes to compile for, 8 sequences of 8192 tokens: every pair of ``HEADS`` in bf16, the first in fp16."""
+    facts = parse_arch(arch)
+    kinds: list[tuple[int, int, Dtype]] = [(h, hg, "bf16") for h, hg in HEADS]
+    for num_heads, num_key_heads, dtype in [*kinds, (*HEADS[0], "fp16")]:
+        for is_varlen in (False, True):
+            yield Problem(
+                arch=facts,
+                compute_units=facts.nominal_compute_units or 1,
+                num_heads=num_heads,
+                num_key_heads=num_key_heads,
+                num_seqs=8,
+                total_chunks=8 * 128,
+                max_seq_chunks=128,
+                dtype=dtype,
+                beta_dtype="fp32",
+                state_dtype="fp32",
+                snapshot_dtype=dtype,
+                is_varlen=is_varlen,
+            )
+
+
+def l2norm_jobs(problem: Problem) -> list[CompileJob]:
+    """Normalisation of q and k; dense and varlen run the same code."""
+    return [] if problem.is_varlen else l2norm.compile_jobs(problem.dtype, problem.num_key_heads)
+
+
+def prepare_jobs(problem: Problem) -> list[CompileJob]:
+    """K1..K4 in both modes, whichever the rule picks."""
+    config, _ = prepare_config(problem)
+    jobs: list[CompileJob] = []
+    for mode in PREPARE_MODES:
+        spec = PrepareSpec(
+            arch=problem.arch.name,
+            dtype=problem.dtype,
+            beta_dtype=problem.beta_dtype,
+            num_heads=problem.num_heads,
+            num_key_heads=problem.num_key_heads,
+            is_varlen=problem.is_varlen,
+            use_exp2=problem.use_exp2,
+            config=replace(config, mode=mode),
+        )
+        jobs += prepare.compile_jobs(spec)
+    return jobs
+
+
+PROVIDERS: list[Callable[[Problem], list[CompileJob]]] = [l2norm_jobs, prepare_jobs]
+"""One function per stage: the code objects that a problem needs with the default configuration."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one code object needs: registers per lane (VGPRs of the unified file, of which ``agpr`` accumulation ones)
+    and per wave, bytes of LDS per workgroup, of scratch per lane, and of code; ``error`` if it did not compile."""
+
+    kernel: str
+    spec: str
+    vgpr: int = 0
+    agpr: int = 0
+    sgpr: int = 0
+    lds: int = 0
+    scratch: int = 0
+    spills: int = 0
+    code: int = 0
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this code object is missing or uses scratch."""
+        return bool(self.error or self.scratch or self.spills)
+
+
+def compile_job(job: CompileJob, arch: str, spec: str) -> Report:
+    """Compile one job and read the metadata of its assembly."""
+    source = ASTSource(
+        fn=job.fn,
+        signature=job.signature,
+        constexprs={(job.fn.arg_names.index(name),): value for name, value in job.constants.items()},
+        attrs={(position,): [["tt.divisibility", 16]] for position in job.aligned},
+    )
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    name = job.fn.__name__
+    try:
+        binary = triton.compile(source, target=GPUTarget("hip", arch, WAVE), options=options)
+    except (RuntimeError, ValueError, triton.TritonError) as error:
+        return Report(name, spec, error=f"{type(error).__name__}: {error}")
+    text = binary.asm["amdgcn"]
+    return Report(
+        kernel=name,
+        spec=spec,
+        vgpr=_number(text, r"\.vgpr_count:\s+(\d+)"),
+        agpr=_number(text, r"\.agpr_count:\s+(\d+)"),
+        sgpr=_number(text, r"\.sgpr_count:\s+(\d+)"),
+        lds=binary.metadata.shared,
+        scratch=_number(text, r"\.private_segment_fixed_size:\s+(\d+)"),
+        spills=_number(text, r"\.vgpr_spill_count:\s+(\d+)") + _number(text, r"\.sgpr_spill_count:\s+(\d+)"),
+        code=_number(text, r"; codeLenInByte = (\d+)"),
+    )
+
+
+def _number(text: str, pattern: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise RuntimeError(f"assembly: got no match for {pattern!r}, expected the metadata of one AMD kernel")
+    return int(found[1])
+
+
+def compile_all(arch: str) -> Iterator[Report]:
+    """Reports of every job of every provider."""
+    for problem in problems(arch):
+        shape = f"H={problem.num_heads} Hg={problem.num_key_heads} {problem.dtype}"
+        layout = "varlen" if problem.is_varlen else "dense"
+        for provider in PROVIDERS:
+            for job in provider(problem):
+                yield compile_job(job, arch, f"{shape} {layout} warps={job.num_warps}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gdn_runtime.kernels.triton.crosscompile", description=__doc__)
+    parser.add_argument("--arch", required=True, choices=ARCHS)
+    parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    args = parser.parse_args(argv)
+    reports = list(compile_all(args.arch))
+    failures = sum(report.failed for report in reports)
+    if args.json:
+        print(json.dumps([asdict(report) for report in reports], indent=1))
+        return min(failures, 1)
+    columns = ("vgpr", "agpr", "sgpr", "lds", "scratch", "spills", "code")
+    print(f"{'kernel':<24}{'spec':<40}" + "".join(f"{column:>8}" for column in columns))
+    for report in reports:
+        numbers = report.error or "".join(f"{getattr(report, column):>8}" for column in columns)
+        print(f"{report.kernel:<24}{report.spec:<40}{numbers}")
+    print(f"{args.arch}: {len(reports)} code objects, {failures} failed (not compiled, or scratch in use)")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

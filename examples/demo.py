@@ -17,12 +17,15 @@ from gdn_demo.texts import MAX_TOKENS, MIN_TOKENS, prompts
 from gdn_runtime import UnsupportedError
 
 DESCRIPTION = """\
-Prefills a ragged batch of texts (the documentation of this project, a token per byte; one text is empty, one a single
-byte) through the Gated DeltaNet block, at the head size and head ratio of Qwen3.5. Every text goes in two passes over
-a state pool, and every backend that runs here is compared with the token-by-token recurrence in fp64:
+Prefills a ragged batch of texts (the documentation of this project, a token
+per byte; one text is empty, one a single byte) through the Gated DeltaNet
+block, at the head size and head ratio of Qwen3.5. Every text goes in two
+passes over a state pool, and every backend that runs here is compared with
+the token-by-token recurrence in fp64, over the unbroken texts:
 
   reference   plain torch, on the CPU
-  triton      the GPU kernels: on a GPU if torch finds one, and on a smaller batch in Triton's interpreter on the CPU
+  triton      the GPU kernels: on a GPU if torch finds one, and on a smaller
+              batch in Triton's interpreter on the CPU
 """
 EPILOG = "Exit status: 0 every error is within its bound, 1 one is not or a backend failed, 2 wrong usage."
 
@@ -36,19 +39,21 @@ def main() -> int:
     layer = Layer(args.heads, args.seed)
     batch = Batch.of([layer(text) for text in prompts(args.tokens)])
     lengths = ", ".join(str(len(rows)) for rows in batch.sequences)
-    report = Report(f"Texts of {lengths} tokens, {args.heads} value and {args.heads // GROUP} key heads of 128.")
+    report = Report([f"texts of {lengths} tokens, H = {args.heads}, Hg = {args.heads // GROUP}"])
     if args.backend in ("all", "reference"):
         run(report, batch, "reference", "cpu")
     if args.backend in ("all", "triton"):
-        run_triton(report, batch, args.seed)
+        run_triton(report, batch, args)
     if args.json:
         print(report.as_json())
     else:
-        report.show()
+        from gdn_demo.table import show  # needs rich, which --json does not
+
+        show(report)
     return 0 if report.ok else 1
 
 
-def run_triton(report: Report, batch: Batch, seed: int) -> None:
+def run_triton(report: Report, batch: Batch, args: argparse.Namespace) -> None:
     """Triton natively and interpreted. Triton reads TRITON_INTERPRET at import, so the latter takes another process."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         run(report, batch, "triton", "cpu")
@@ -61,7 +66,9 @@ def run_triton(report: Report, batch: Batch, seed: int) -> None:
     if missing:
         report.notes.append(f"triton in the interpreter ({' and '.join(missing)} not installed)")
     else:
-        report.add_json(interpreted(seed))
+        if not args.json:
+            print("The Triton kernels in the interpreter take some seconds ...", file=sys.stderr)
+        report.add_json(interpreted(args.seed), "in the interpreter")
 
 
 def run(report: Report, batch: Batch, backend: str, device: str) -> None:
@@ -71,7 +78,7 @@ def run(report: Report, batch: Batch, backend: str, device: str) -> None:
     except UnsupportedError as error:
         sys.exit(f"{backend} on {device}: {error}")
     report.rows += rows
-    report.explain[f"{rows[0].device}"] = str(explanation)
+    report.explain[rows[0].device] = str(explanation)
 
 
 def interpreted(seed: int) -> str:
@@ -94,7 +101,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--heads", type=heads, default=4, metavar="H", help="value heads, an even number (default: 4)")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights of the layer (default: 0)")
-    parser.add_argument("--backend", choices=("all", "reference", "triton"), default="all", help="(default: all)")
+    parser.add_argument(
+        "--backend", choices=("all", "reference", "triton"), default="all", help="what to run (default: all)"
+    )
     return parser.parse_args()
 
 

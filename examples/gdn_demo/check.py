@@ -95,16 +95,16 @@ def measure(batch: Batch, backend: str, device: torch.device) -> tuple[list[Row]
     where = _name(backend, explanation.arch, device)
     return [
         Row(backend, where, "first prefill", relative_error(first.outputs, wanted_heads), BOUND, first.seconds),
-        Row(backend, where, "continued prefill", relative_error(second.outputs, wanted_tails), BOUND, second.seconds),
+        Row(backend, where, "continued", relative_error(second.outputs, wanted_tails), BOUND, second.seconds),
         Row(backend, where, "final states", relative_error([server.states()], [batch.states]), BOUND),
-        Row(backend, where, "other slots written", float(server.touched_slots()), 0.0),
+        Row(backend, where, "other slots", float(server.touched_slots()), 0.0),
     ], explanation
 
 
 def _name(backend: str, arch: str, device: torch.device) -> str:
     if device.type == "cuda":
         return f"{arch}, {torch.cuda.get_device_name(device)}"
-    return f"{arch}, interpreter" if backend == "triton" else arch
+    return "interpreter" if backend == "triton" else arch
 
 
 def relative_error(actual: list[Tensor], expected: list[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""The report: a table for people (rich), or JSON for programs."""
+"""What one run of the demo found, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import gdn_runtime
 
@@ -18,9 +16,9 @@ from .check import Row
 
 @dataclass
 class Report:
-    """What one run of the demo found. ``notes`` say which backends did not run, and why; ``explain`` is by device."""
+    """``batches`` say what was run, ``notes`` which backends did not run and why; ``explain`` is by device."""
 
-    batch: str
+    batches: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     explain: dict[str, str] = field(default_factory=dict)
@@ -34,9 +32,9 @@ class Report:
         """The report for programs."""
         data: dict[str, Any] = {
             "gdn_runtime": gdn_runtime.__version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
-            "batch": self.batch,
+            "batches": self.batches,
             "rows": [row.as_dict() for row in self.rows],
             "notes": self.notes,
             "explain": self.explain,
@@ -44,49 +42,8 @@ class Report:
         }
         return json.dumps(data, indent=2)
 
-    def add_json(self, text: str) -> None:
-        """Take over the rows of another run, from what its ``as_json`` gave."""
+    def add_json(self, text: str, prefix: str) -> None:
+        """Take over the rows of another run, from what its ``as_json`` gave; ``prefix`` says where it ran."""
         data = json.loads(text)
+        self.batches += [f"{prefix}: {batch}" for batch in data["batches"]]
         self.rows += [Row.of_dict(row) for row in data["rows"]]
-
-    def show(self) -> None:
-        """The report for people."""
-        console = Console(highlight=False, markup=False)
-        console.print(f"gdn-runtime {gdn_runtime.__version__}, torch {torch.__version__}")
-        console.print(self.batch)
-        console.print(self._table())
-        for note in self.notes:
-            console.print(f"not run: {note}")
-        for label, text in self.explain.items():
-            console.print(f"\nWhat explain says about the first prefill on {label}:", style="bold")
-            console.print(text)
-        console.print()
-        console.print("All within bounds." if self.ok else "OUT OF BOUNDS, see the table.", style="bold")
-
-    def _table(self) -> Table:
-        table = Table(caption="error: RMS of the difference / RMS of the fp64 token recurrence")
-        for name in ("backend", "device", "part"):
-            table.add_column(name, overflow="fold")
-        for name in ("error", "bound", "time"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("ok", no_wrap=True)
-        before = None
-        for row in self.rows:
-            who = (row.backend, row.device)
-            if before not in (None, who):
-                table.add_section()
-            names = who if who != before else ("", "")
-            seconds = "" if row.seconds is None else _duration(row.seconds)
-            verdict = "yes" if row.ok else "NO"
-            style = None if row.ok else "bold red"
-            table.add_row(*names, row.part, _number(row.error), _number(row.bound), seconds, verdict, style=style)
-            before = who
-        return table
-
-
-def _number(error: float) -> str:
-    return f"{error:.4f}" if error else "0"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

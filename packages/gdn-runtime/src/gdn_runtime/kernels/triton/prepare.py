@@ -356,7 +356,7 @@ def prepare(
     """Launch K1..K4: k [B,T,Hg,128], v [B,T,H,128] (bf16 or fp16, last axis contiguous), g fp32 [B,T,H] (natural log),
     beta [B,T,H] -> w, u [B,H,T,128] in k's dtype and g_cumsum fp32 [B,H,T], contiguous and preallocated. Rows past a
     sequence are neither read nor written. Mode "split" allocates its workspace, (I + A)^-1 [total_chunks,H,64,64]
-    in fp16: rounded to bf16 there and once more with its gains, equal keys cost w an error of 0.016 instead of 0.012."""
+    in fp16: rounded to bf16 there and once more with its gains, equal keys cost w an error of 0.016, not 0.012."""
     if plan.total_chunks == 0:
         return
     num_heads = v.shape[2]
@@ -384,7 +384,9 @@ def prepare(
             V_UNIT=v_unit, **common, **cuda,
         )  # fmt: skip
         return
-    inverse = torch.empty((plan.total_chunks, num_heads, CHUNK.value, CHUNK.value), dtype=torch.float16, device=k.device)
+    inverse = torch.empty(
+        (plan.total_chunks, num_heads, CHUNK.value, CHUNK.value), dtype=torch.float16, device=k.device
+    )
     prepare_inverse_kernel[grid](
         k, g, beta, g_cumsum, inverse, *chunks, *k_strides, *g.stride(), *beta.stride(), **common
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import runpy
 import subprocess
@@ -118,3 +119,21 @@ def test_api_gives_the_defaults_of_the_block() -> None:
         if row is None or row[1] != default:
             wrong.append((parameter.name, default, row and row[1]))
     assert not wrong
+
+
+def test_demo_reports_its_measurements_as_json() -> None:
+    command = (sys.executable, ROOT / "examples" / "demo.py", "--json", "--backend", "reference", "--tokens", "100")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert [row["part"] for row in report["rows"]] == ["first prefill", "continued", "final states", "other slots"]
+    assert all(row["ok"] == (row["error"] <= row["bound"]) for row in report["rows"])
+    assert 0 < report["rows"][0]["error"] < 0.01
+
+
+def test_demo_refuses_a_batch_that_is_too_small() -> None:
+    command = (sys.executable, ROOT / "examples" / "demo.py", "--tokens", "7")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--tokens: got '7', expected 32 to 8192" in done.stderr

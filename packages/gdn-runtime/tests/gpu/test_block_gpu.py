@@ -46,13 +46,14 @@ def assert_matches_recurrence(x: GdnInputs, tol: float | None = None, **options:
 
 
 def assert_backends_agree(x: GdnInputs, **options: object) -> tuple[Tensor, Tensor]:
-    """Half a step of the data's dtype in relative L2: the backends round at the same places, but the kernel's inverse
-    comes from products of fp16 operands, whose error moves every fourth rounding of C beta to bf16 by a step."""
+    """The roundoff of the data's dtype in relative L2, one step of the largest value at worst: the backends round at the
+    same places, but the kernel's inverse comes from products of fp16 operands, whose error of 2^-11 moves many a
+    rounding of C beta to bf16 by a step."""
     o, final = run(x, **options)
     ref_o, ref_final = run(x, backend="reference", **options)
     step = torch.finfo(x.q.dtype).eps
-    assert_close_on_device(o, ref_o, step / 2, step, "o")
-    assert_close_on_device(final, ref_final, step / 2, step, "final_state")
+    assert_close_on_device(o, ref_o, step / 4, step, "o")
+    assert_close_on_device(final, ref_final, step / 4, step, "final_state")
     return o, final
 
 
@@ -305,7 +306,7 @@ def test_backends_agree_and_leave_the_same_slots() -> None:
     for backend in ("triton", "reference"):
         pools[backend] = torch.linspace(-1, 1, 6, device="cuda")[:, None, None, None].expand(6, 4, 128, 128).clone()
         run(x, initial_state=pools[backend], initial_state_indices=indices, backend=backend)
-    assert_close_on_device(pools["triton"], pools["reference"], 2.0**-8, 2.0**-7, "pool")
+    assert_close_on_device(pools["triton"], pools["reference"], 2.0**-9, 2.0**-7, "pool")
     for slot in (0, 1, 2, 4):
         assert_equal_on_device(pools["triton"][slot], pools["reference"][slot], f"slot {slot}")
 

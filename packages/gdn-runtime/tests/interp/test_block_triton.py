@@ -23,14 +23,14 @@ from gdn_testing import (
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-STEP = torch.finfo(BF16).eps
+STEP = torch.finfo(BF16).eps  # 2^-7, the largest step between neighbours relative to the value
 
 # Relative L2 against the recurrence on the same 16-bit inputs. Measured, worst of this file: o 4.6e-3, states 4.3e-3
 # (bf16), an eighth of that in fp16.
 ROUNDING = {BF16: 6e-3, FP16: 1e-3}
-# Against the torch backend, half a bf16 step: it rounds at the same places, but the kernel's inverse comes from products
-# of fp16 operands, whose error of 2^-11 moves every fourth rounding of C beta to bf16 by a step.
-SAME = STEP / 2
+# Against the torch backend, the roundoff of bf16 (2^-9): it rounds at the same places, but the kernel's inverse comes
+# from products of fp16 operands, whose error of 2^-11 moves many a rounding of C beta to bf16 by a step.
+SAME = STEP / 4
 
 
 def run(x: GdnInputs, **options: Any) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def test_pool_behind_a_decode_prefix(mode: PrepareMode) -> None:
 @pytest.mark.parametrize("gate", ["weak", "zero"])
 @pytest.mark.parametrize("mode", PREPARE_MODES)
 def test_similar_keys(keys: str, gate: Any, mode: PrepareMode) -> None:
-    """What w loses to the rounding of its operand reaches o and the states (see KeySet), 1.5 times its bound measured."""
+    """What w loses to the rounding of its operand reaches o and the states (see KeySet): 1.5 times its bound."""
     case = KEY_SETS[keys]
     x = make_inputs([150], 1, 1, keys=case.keys, beta=case.beta, gate=gate)
     with env.override(prepare_mode=mode):

@@ -25,8 +25,8 @@ class ChunkPlan:
     Dense calls have ``num_seqs`` = B sequences of ``seq_len`` = T tokens and no tensors. Varlen calls have B == 1,
     ``seq_len`` = the allocated length of the token axis, and four int32 tensors on the data's device:
     ``cu_seqlens`` [num_seqs + 1] (offsets of the prefill sequences, starting at 0), ``chunk_offsets`` [num_seqs + 1]
-    (exclusive prefix sum of chunks per sequence), ``sequence_ids`` and ``chunk_ids`` [total_chunks]. ``num_tokens`` rows
-    of every batch row belong to a sequence, the rest are spare.
+    (exclusive prefix sum of chunks per sequence), ``sequence_ids`` and ``chunk_ids`` [total_chunks]. ``num_tokens``
+    rows of every batch row belong to a sequence, the rest are spare.
     """
 
     is_varlen: bool

@@ -160,8 +160,11 @@ def choose_backend(
 
 
 def prepare_config(problem: Problem) -> tuple[PrepareConfig, str]:
-    """Rule for K1..K4. Fused with 4 warps is the fastest of {fused, split} x {2, 4, 8 warps} on an H200 for H/Hg = 32/16,
-    8/2 and 64/16, 1 and 4 sequences of 8192: 107 us against 144 (split) and 139 (2 warps) at 32/16, 1 x 8192."""
+    """Rule for K1..K4: fused with 4 warps, the fastest of {fused, split} x {2, 4, 8 warps} at every shape measured.
+
+    H200, H/Hg = 32/16, 8/2, 64/16, one and four sequences of 8192; for example 107 us against 144 (split) and 139
+    (2 warps) at 32/16, 1 x 8192.
+    """
     return PrepareConfig("fused", num_warps=4, num_stages=1), "one fused kernel, w and u are formed from registers"
 
 
@@ -238,8 +241,9 @@ def _select(
     if chosen != "reference" and env_block_v is not None:
         scan = replace(scan, block_v=env_block_v)
         reasons.append(f"state scan: block_v={env_block_v} from GDN_K5_BLOCK_V")
-    for spec in _specs(problem, prepare, scan, output):
-        spec.check()
+    prepare_spec(problem, prepare).check()
+    state_scan_spec(problem, scan).check()
+    output_spec(problem, output).check()
     selection = Selection(problem.arch.name, chosen_prepare, chosen, prepare, scan, output, tuple(reasons))
     logger.info("selected for %s:\n%s", device, selection)
     return selection
@@ -254,30 +258,43 @@ def _ruled(
     return config
 
 
-def _specs(
-    p: Problem, prepare: PrepareConfig, scan: StateScanConfig, output: OutputConfig
-) -> tuple[PrepareSpec | StateScanSpec | OutputSpec, ...]:
-    common = (p.num_heads, p.num_key_heads, p.is_varlen)
-    return (
-        PrepareSpec(p.arch.name, p.dtype, p.beta_dtype, *common, p.use_exp2, prepare),
-        StateScanSpec(
-            p.arch.name,
-            p.dtype,
-            p.state_dtype,
-            p.snapshot_dtype,
-            *common,
-            use_g=p.use_g,
-            use_gk=p.use_gk,
-            use_initial_state=p.use_initial_state,
-            store_final_state=p.store_final_state,
-            save_new_value=p.save_new_value,
-            use_state_indices=p.use_state_indices,
-            use_state_mask=p.use_state_mask,
-            g_head_major=p.g_head_major,
-            use_exp2=p.use_exp2,
-            config=scan,
-        ),
-        OutputSpec(p.arch.name, p.dtype, p.snapshot_dtype, *common, p.use_exp2, output),
+def prepare_spec(problem: Problem, config: PrepareConfig) -> PrepareSpec:
+    """The spec of K1..K4 of ``problem``."""
+    p = problem
+    return PrepareSpec(
+        p.arch.name, p.dtype, p.beta_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
+    )
+
+
+def state_scan_spec(problem: Problem, config: StateScanConfig) -> StateScanSpec:
+    """The spec of K5 of ``problem``."""
+    p = problem
+    return StateScanSpec(
+        arch=p.arch.name,
+        dtype=p.dtype,
+        state_dtype=p.state_dtype,
+        snapshot_dtype=p.snapshot_dtype,
+        num_heads=p.num_heads,
+        num_key_heads=p.num_key_heads,
+        is_varlen=p.is_varlen,
+        use_g=p.use_g,
+        use_gk=p.use_gk,
+        use_initial_state=p.use_initial_state,
+        store_final_state=p.store_final_state,
+        save_new_value=p.save_new_value,
+        use_state_indices=p.use_state_indices,
+        use_state_mask=p.use_state_mask,
+        g_head_major=p.g_head_major,
+        use_exp2=p.use_exp2,
+        config=config,
+    )
+
+
+def output_spec(problem: Problem, config: OutputConfig) -> OutputSpec:
+    """The spec of K6 of ``problem``."""
+    p = problem
+    return OutputSpec(
+        p.arch.name, p.dtype, p.snapshot_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
     )
 
 

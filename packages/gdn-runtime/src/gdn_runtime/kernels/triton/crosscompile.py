@@ -19,9 +19,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...arch import parse_arch
-from ...select import Problem, prepare_config
-from ...spec import PREPARE_MODES, Dtype, PrepareSpec
-from . import l2norm, prepare
+from ...select import (
+    Problem,
+    output_config,
+    output_spec,
+    prepare_config,
+    prepare_spec,
+    state_scan_config,
+    state_scan_spec,
+)
+from ...spec import PREPARE_MODES, Dtype
+from . import l2norm, output, prepare, state_scan
 from .common import CompileJob
 
 ARCHS = ("gfx942", "gfx950")
@@ -60,30 +68,35 @@ def l2norm_jobs(problem: Problem) -> list[CompileJob]:
 def prepare_jobs(problem: Problem) -> list[CompileJob]:
     """K1..K4 in both modes, whichever the rule picks."""
     config, _ = prepare_config(problem)
-    jobs: list[CompileJob] = []
-    for mode in PREPARE_MODES:
-        spec = PrepareSpec(
-            arch=problem.arch.name,
-            dtype=problem.dtype,
-            beta_dtype=problem.beta_dtype,
-            num_heads=problem.num_heads,
-            num_key_heads=problem.num_key_heads,
-            is_varlen=problem.is_varlen,
-            use_exp2=problem.use_exp2,
-            config=replace(config, mode=mode),
-        )
-        jobs += prepare.compile_jobs(spec)
-    return jobs
+    configs = [replace(config, mode=mode) for mode in PREPARE_MODES]
+    return [job for config in configs for job in prepare.compile_jobs(prepare_spec(problem, config))]
 
 
-PROVIDERS: list[Callable[[Problem], list[CompileJob]]] = [l2norm_jobs, prepare_jobs]
+def state_scan_jobs(problem: Problem) -> list[CompileJob]:
+    """K5 with dense states, and over a pool with a mask where sequences are packed."""
+    config, _ = state_scan_config(problem)
+    pooled = replace(problem, use_state_indices=True, use_state_mask=True)
+    cases = [problem, pooled] if problem.is_varlen else [problem]
+    return [job for case in cases for job in state_scan.compile_jobs(state_scan_spec(case, config))]
+
+
+def output_jobs(problem: Problem) -> list[CompileJob]:
+    """K6."""
+    config, _ = output_config(problem)
+    return output.compile_jobs(output_spec(problem, config))
+
+
+PROVIDERS: list[Callable[[Problem], list[CompileJob]]] = [l2norm_jobs, prepare_jobs, state_scan_jobs, output_jobs]
 """One function per stage: the code objects that a problem needs with the default configuration."""
 
 
 @dataclass(frozen=True)
 class Report:
     """What one code object needs: registers per lane (VGPRs of the unified file, of which ``agpr`` accumulation ones)
-    and per wave, bytes of LDS per workgroup, of scratch per lane, and of code; ``error`` if it did not compile."""
+    and per wave, bytes of LDS per workgroup, of scratch per lane, and of code; ``error`` if it did not compile.
+
+    ``vspill`` counts VGPRs kept in scratch, ``sspill`` SGPRs kept in lanes of a VGPR, which costs no memory access.
+    """
 
     kernel: str
     spec: str
@@ -92,14 +105,15 @@ class Report:
     sgpr: int = 0
     lds: int = 0
     scratch: int = 0
-    spills: int = 0
+    vspill: int = 0
+    sspill: int = 0
     code: int = 0
     error: str = ""
 
     @property
     def failed(self) -> bool:
         """Whether this code object is missing or uses scratch."""
-        return bool(self.error or self.scratch or self.spills)
+        return bool(self.error or self.scratch or self.vspill)
 
 
 def compile_job(job: CompileJob, arch: str, spec: str) -> Report:
@@ -125,7 +139,8 @@ def compile_job(job: CompileJob, arch: str, spec: str) -> Report:
         sgpr=_number(text, r"\.sgpr_count:\s+(\d+)"),
         lds=binary.metadata.shared,
         scratch=_number(text, r"\.private_segment_fixed_size:\s+(\d+)"),
-        spills=_number(text, r"\.vgpr_spill_count:\s+(\d+)") + _number(text, r"\.sgpr_spill_count:\s+(\d+)"),
+        vspill=_number(text, r"\.vgpr_spill_count:\s+(\d+)"),
+        sspill=_number(text, r"\.sgpr_spill_count:\s+(\d+)"),
         code=_number(text, r"; codeLenInByte = (\d+)"),
     )
 
@@ -158,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps([asdict(report) for report in reports], indent=1))
         return min(failures, 1)
-    columns = ("vgpr", "agpr", "sgpr", "lds", "scratch", "spills", "code")
+    columns = ("vgpr", "agpr", "sgpr", "lds", "scratch", "vspill", "sspill", "code")
     print(f"{'kernel':<24}{'spec':<40}" + "".join(f"{column:>8}" for column in columns))
     for report in reports:
         numbers = report.error or "".join(f"{getattr(report, column):>8}" for column in columns)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .common import CHUNK, HEAD_DIM, dot, dot_add, exp2_gate, narrow, row_strides
+from .common import CHUNK, HEAD_DIM, TRITON_DTYPE, CompileJob, dot, dot_add, exp2_gate, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...plan import ChunkPlan
-    from ...spec import OutputConfig
+    from ...spec import OutputConfig, OutputSpec
 
 
 _RUNTIME_INTS = [
@@ -104,6 +104,27 @@ def output_kernel(
     acc = dot_add(narrow(attention, v_new.dtype.element_ty), v_tile, acc) * scale
     o += (offs_t[:, None] * stride_ot) * O_UNIT + offs_v[None, :]
     tl.store(o, narrow(acc, o.dtype.element_ty), mask=valid[:, None])
+
+
+def compile_jobs(spec: OutputSpec) -> list[CompileJob]:
+    """What ``output`` compiles for ``spec`` and rows of q, k and o on 16-byte addresses. Raises UnsupportedError as
+    ``spec.check``."""
+    spec.check()
+    data = f"*{TRITON_DTYPE[spec.dtype]}"
+    types = dict.fromkeys(("q", "k", "v_new", "o"), data)
+    types |= {"h": f"*{TRITON_DTYPE[spec.snapshot_dtype]}", "g": "*fp32", "scale": "fp32"}
+    types |= dict.fromkeys(("cu_seqlens", "sequence_ids", "chunk_ids"), "*i32" if spec.is_varlen else data)
+    constants = {
+        "H": spec.num_heads,
+        "HG": spec.num_key_heads,
+        "BV": spec.config.block_v,
+        "Q_UNIT": 8,
+        "K_UNIT": 8,
+        "O_UNIT": 8,
+        "IS_VARLEN": spec.is_varlen,
+        "GATE_LOG2": spec.use_exp2,
+    }
+    return [CompileJob.of(output_kernel, types, constants, spec.config.num_warps, spec.config.num_stages)]
 
 
 def output(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .common import CHUNK, HEAD_DIM, LOG2E, dot, dot_add, exp2_gate, narrow, row_strides
+from .common import CHUNK, HEAD_DIM, LOG2E, TRITON_DTYPE, CompileJob, dot, dot_add, exp2_gate, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...plan import ChunkPlan
-    from ...spec import StateScanConfig
+    from ...spec import StateScanConfig, StateScanSpec
 
 
 @triton.jit(
@@ -161,6 +161,42 @@ def state_scan_kernel(
         final_state += slot * stride_out * STATE_UNIT
         final = narrow(state, final_state.dtype.element_ty)
         tl.store(final_state + state_tile, final, mask=offs_v[:, None] < owned_rows)
+
+
+def compile_jobs(spec: StateScanSpec) -> list[CompileJob]:
+    """What ``state_scan`` compiles for ``spec``, rows of k and slots on 16-byte addresses and int32 slot indices.
+
+    Raises UnsupportedError as ``spec.check``.
+    """
+    spec.check()
+    data = f"*{TRITON_DTYPE[spec.dtype]}"
+    state = f"*{TRITON_DTYPE[spec.state_dtype]}"
+    types = dict.fromkeys(("k", "w", "u", "v_new"), data)
+    types |= {"g": "*fp32" if spec.use_g else data, "gk": "*fp32" if spec.use_gk else data}
+    types |= {"h": f"*{TRITON_DTYPE[spec.snapshot_dtype]}"}
+    types |= {"initial_state": state if spec.use_initial_state else data}
+    types |= {"final_state": state if spec.store_final_state else data}
+    types |= {"state_indices": "*i32" if spec.use_state_indices else data}
+    types |= {"has_initial_state": "*i1" if spec.use_state_mask else data}
+    types |= dict.fromkeys(("cu_seqlens", "chunk_offsets"), "*i32" if spec.is_varlen else data)
+    constants = {
+        "H": spec.num_heads,
+        "HG": spec.num_key_heads,
+        "BV": spec.config.block_v,
+        "K_UNIT": 8,
+        "STATE_UNIT": 8,
+        "IS_VARLEN": spec.is_varlen,
+        "USE_G": spec.use_g,
+        "USE_GK": spec.use_gk,
+        "USE_INITIAL_STATE": spec.use_initial_state,
+        "STORE_FINAL_STATE": spec.store_final_state,
+        "SAVE_NEW_VALUE": spec.save_new_value,
+        "USE_INDICES": spec.use_state_indices,
+        "USE_STATE_MASK": spec.use_state_mask,
+        "G_HEAD_MAJOR": spec.g_head_major,
+        "GATE_LOG2": spec.use_exp2,
+    }
+    return [CompileJob.of(state_scan_kernel, types, constants, spec.config.num_warps, spec.config.num_stages)]
 
 
 def state_scan(

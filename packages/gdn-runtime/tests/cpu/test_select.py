@@ -76,7 +76,12 @@ def test_every_choice_is_legal(arch: str) -> None:
             is_varlen=varlen,
         )
         chosen = choose(given=given)
-        for spec in select._specs(given, chosen.prepare, chosen.state_scan, chosen.output):
+        specs = (
+            select.prepare_spec(given, chosen.prepare),
+            select.state_scan_spec(given, chosen.state_scan),
+            select.output_spec(given, chosen.output),
+        )
+        for spec in specs:
             spec.check()
             assert spec.arch == arch
         assert (chosen.backend, chosen.prepare_backend, chosen.arch) == ("triton", "triton", arch)

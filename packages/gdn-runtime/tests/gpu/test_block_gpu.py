@@ -46,8 +46,8 @@ def assert_matches_recurrence(x: GdnInputs, tol: float | None = None, **options:
 
 
 def assert_backends_agree(x: GdnInputs, **options: object) -> tuple[Tensor, Tensor]:
-    """The roundoff of the data's dtype in relative L2, one step of the largest value at worst: the backends round at the
-    same places, but the kernel's inverse comes from products of fp16 operands, whose error of 2^-11 moves many a
+    """The roundoff of the data's dtype in relative L2, at worst one step of the largest value: the backends round at
+    the same places, but the kernel's inverse comes from products of fp16 operands, whose error of 2^-11 moves many a
     rounding of C beta to bf16 by a step."""
     o, final = run(x, **options)
     ref_o, ref_final = run(x, backend="reference", **options)
@@ -338,9 +338,10 @@ def test_resume_from_a_snapshot(state_dtype: torch.dtype, snapshot_dtype: torch.
     assert_close_on_device(pool[1:2], whole_final, tol if state_dtype is FP32 else 4e-3, 0.04, "final_state")
 
 
-@pytest.mark.parametrize(("state_dtype", "bound"), [(FP32, 1e-6), (BF16, 2e-2)])
+@pytest.mark.parametrize(("state_dtype", "bound"), [(FP32, 1e-6), (BF16, 5e-3)])
 def test_64_chained_calls_equal_one(state_dtype: torch.dtype, bound: float) -> None:
-    """bf16 states are rounded at each of the 64 calls, by 1.1e-3 in the mean square, and the last of them live on."""
+    """bf16 states are rounded at each of the 64 calls, by 1.7e-3 in the mean square, and decay by half from call to call:
+    the drift does not grow. Measured on the torch backend: o 2.8e-3, states 2.3e-3."""
     x = device_inputs((1, 4096), 32, 16, state=False)
     o, final = run(x, state_dtype=FP32)
     pool = torch.zeros(1, 32, 128, 128, dtype=state_dtype, device="cuda")

@@ -25,11 +25,12 @@ from gdn_testing import (
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 STEP = torch.finfo(BF16).eps  # 2^-7, the largest step between neighbours relative to the value
 
-# Relative L2 against the recurrence on the same 16-bit inputs. Measured, worst of this file: o 4.6e-3, states 4.3e-3
-# (bf16), an eighth of that in fp16.
-ROUNDING = {BF16: 6e-3, FP16: 1e-3}
+# Relative L2 against the recurrence on the same 16-bit inputs. Measured, worst of this file: o 3.9e-3, states 3.4e-3 in
+# bf16; with the normalisation, which rounds q and k once more, o 4.4e-3 in bf16 and 5.6e-4 in fp16.
+ROUNDING = {BF16: 5e-3, FP16: 7e-4}
 # Against the torch backend, the roundoff of bf16 (2^-9): it rounds at the same places, but the kernel's inverse comes
-# from products of fp16 operands, whose error of 2^-11 moves many a rounding of C beta to bf16 by a step.
+# from products of fp16 operands, whose error of 2^-11 moves many a rounding of C beta to bf16 by a step. Measured: o
+# 1.3e-3, states 1.0e-3.
 SAME = STEP / 4
 
 
@@ -166,7 +167,7 @@ def test_weak_gates_carry_the_state_over_chunks(snapshot_dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_normalisation_in_the_kernel(dtype: torch.dtype) -> None:
     x = make_inputs([65, 3], 2, 1, dtype=dtype, normalize=False, state="random", spare_rows=5)
-    check(x, tol=1.5 * ROUNDING[dtype], use_qk_l2norm_in_kernel=True)
+    check(x, use_qk_l2norm_in_kernel=True)
 
 
 def test_units_of_the_gate_agree() -> None:

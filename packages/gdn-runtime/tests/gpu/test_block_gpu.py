@@ -340,8 +340,8 @@ def test_resume_from_a_snapshot(state_dtype: torch.dtype, snapshot_dtype: torch.
 
 @pytest.mark.parametrize(("state_dtype", "bound"), [(FP32, 1e-6), (BF16, 5e-3)])
 def test_64_chained_calls_equal_one(state_dtype: torch.dtype, bound: float) -> None:
-    """bf16 states are rounded at each of the 64 calls, by 1.7e-3 in the mean square, and decay by half from call to call:
-    the drift does not grow. Measured on the torch backend: o 2.8e-3, states 2.3e-3."""
+    """bf16 states are rounded at each of the 64 calls, by 1.7e-3 in the mean square, and decay by half per call: the
+    drift does not grow. Measured on the torch backend: o 2.8e-3, states 2.3e-3."""
     x = device_inputs((1, 4096), 32, 16, state=False)
     o, final = run(x, state_dtype=FP32)
     pool = torch.zeros(1, 32, 128, 128, dtype=state_dtype, device="cuda")

@@ -70,6 +70,8 @@ def captured(op_owner: Any, call: Function) -> tuple[Any, ...]:
         patch.setattr(op_owner, "_op", lambda *args: calls.append(args))
         call()
     (args,) = calls
+    addresses = [x.data_ptr() for x in args if isinstance(x, Tensor) and x.numel()]
+    assert len(set(addresses)) == len(addresses), "one tensor is two arguments of an op that writes it"
     return args
 
 

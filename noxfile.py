@@ -107,7 +107,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types (mypy, strict; the kernels are exempt)."""
-    install(session, "mypy", "nox", "packaging", "torch")
+    install(session, "mypy", "nox", "packaging", "rich", "torch")
     session.run("mypy", *session.posargs)
 
 

@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -131,9 +132,7 @@ def stage_times(call: Callable[[], Any], repeats: int) -> dict[str, float]:
 
             return run
 
-    original = block_module.stages
-    block_module.stages = lambda name: Timed()  # type: ignore[assignment, return-value]
-    try:
+    with patch.object(block_module, "stages", lambda name: Timed()):
         for _ in range(repeats):
             marks: list[tuple[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
             torch.cuda._sleep(2_000_000)
@@ -141,8 +140,6 @@ def stage_times(call: Callable[[], Any], repeats: int) -> dict[str, float]:
             torch.cuda.synchronize()
             for name, (start, end) in marks:
                 times[name].append(start.elapsed_time(end) * 1e3)
-    finally:
-        block_module.stages = original
     return {name: statistics.median(values) for name, values in times.items()}
 
 

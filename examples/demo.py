@@ -54,14 +54,15 @@ def main() -> int:
 
 
 def run_triton(report: Report, batch: Batch, args: argparse.Namespace) -> None:
-    """Triton natively and interpreted. Triton reads TRITON_INTERPRET at import, so the latter takes another process."""
+    """Triton on a GPU, or interpreted where there is none: in another process, for Triton reads TRITON_INTERPRET at
+    import."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         run(report, batch, "triton", "cpu")
         return
     if torch.cuda.is_available():
         run(report, batch, "triton", "cuda")
-    else:
-        report.notes.append("triton on a GPU (torch finds none)")
+        return
+    report.notes.append("triton on a GPU (torch finds none)")
     missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         report.notes.append(f"triton in the interpreter ({' and '.join(missing)} not installed)")

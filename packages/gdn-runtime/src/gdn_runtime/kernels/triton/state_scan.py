@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @triton.jit(
     do_not_specialize=["T", "num_slots", "stride_kb", "stride_kt", "stride_kh", "stride_in", "stride_out"],
-    # Slices of per-batch tables: their address depends on the number of decode sequences in front of them.
-    do_not_specialize_on_alignment=["state_indices", "has_initial_state"],
+    # Read by the element and often slices, whose alignment depends on the decode sequences or tokens before them.
+    do_not_specialize_on_alignment=["g", "state_indices", "has_initial_state"],
 )
 def state_scan_kernel(
     k,

@@ -11,8 +11,7 @@ from torch import Tensor
 from gdn_runtime import reference
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_runtime.spec import GATE_MIN, LOG2E
-from gdn_runtime.spec import OutputConfig, StateScanConfig
+from gdn_runtime.spec import GATE_MIN, LOG2E, OutputConfig, StateScanConfig
 from gdn_testing import (
     CASES,
     KEY_SETS,

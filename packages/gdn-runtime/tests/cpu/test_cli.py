@@ -254,7 +254,11 @@ def test_arch_option_wins_over_the_variable(explained: dict[str, Any]) -> None:
     [
         ("--arch gfx90a", "", "error: --arch: got 'gfx90a', supported: gfx942, gfx950, "),
         ("", "garbage", "error: GDN_ARCH: got 'garbage', supported: gfx942, gfx950, "),
-        ("--key-heads 3 --device cpu", "", "error: heads: got H=8 value heads, Hg=3 key heads, supported: H a positive multiple of Hg"),
+        (
+            "--key-heads 3 --device cpu",
+            "",
+            "error: heads: got H=8 value heads, Hg=3 key heads, supported: H a positive multiple of Hg",
+        ),
         ("--device cpu --backend triton --key-heads 3", "", "error: "),
     ],
 )

@@ -30,9 +30,11 @@ def run(x: GdnInputs, **options: object) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.id)
 def test_long_prompts_against_the_torch_backend(case: Case) -> None:
-    """The recurrence would take a minute each; the torch backend is held to it at 8192 tokens elsewhere. The gate keeps
-    a state alive for hundreds of tokens, so the two differ by as much as either is off (see ``assert_backends_agree`` in
-    test_block_gpu.py): o by 3.5e-3, measured."""
+    """The recurrence would take a minute each; the torch backend is held to it at 8192 tokens elsewhere.
+
+    The gate keeps a state alive for hundreds of tokens, so the two differ by as much as either is off (see
+    ``assert_backends_agree`` in test_block_gpu.py): o by 3.5e-3, measured.
+    """
     need(40)
     x = device_inputs((1, case.seq_lens[0]), case.num_heads, case.num_key_heads, rate=0.005)
     o, final = run(x)

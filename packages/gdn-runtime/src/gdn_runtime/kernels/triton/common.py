@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
 from ... import spec
 
@@ -28,7 +27,8 @@ def _probe():
     pass
 
 
-INTERPRETED = tl.constexpr(isinstance(_probe, InterpretedFunction))
+# Not isinstance of InterpretedFunction: importing that module needs numpy, which a server need not have.
+INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
 """True when these kernels run under Triton's interpreter (TRITON_INTERPRET=1 when this module was imported)."""
 
 

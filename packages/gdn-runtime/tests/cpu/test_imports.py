@@ -13,7 +13,7 @@ import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in BLOCKED:
-            raise ImportError(f"{name} is blocked")
+            raise ModuleNotFoundError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 import MODULE
 print(*sorted(name for name in sys.modules if name.partition(".")[0] in WATCHED))

@@ -173,20 +173,21 @@ static inline uint8_t bf8_from_f32_sr(float value, uint32_t random, bool fnuz, b
     return e8_from_f32(value, 2, fnuz, ROUND_STOCHASTIC, random, saturate);
 }
 
+/* Branches only on constants and selects otherwise, so that loops over lanes become vector code. */
 static inline float e8_to_f32(uint8_t value, int mantissa, bool fnuz)
 {
-    uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f;
     bool e4m3 = mantissa == 3;
-    if (fnuz ? value == 0x80 : e4m3 ? magnitude == 0x7f : magnitude > 0x7c)
-        return f32_of_bits(sign | 0x7fc00000);
-    if (!fnuz && !e4m3 && magnitude == 0x7c)
-        return f32_of_bits(sign | 0x7f800000);
-    uint32_t bias = (e4m3 ? 7 : 15) + fnuz, one = 1u << mantissa;
-    if (magnitude < one) { /* zero or denormal: value * 2^(1 - bias - mantissa) */
-        float scaled = (float)magnitude * f32_of_bits((128 - bias - (uint32_t)mantissa) << 23);
-        return f32_of_bits(sign | bits_of_f32(scaled));
-    }
-    return f32_of_bits(sign | ((magnitude << (23 - mantissa)) + ((127 - bias) << 23)));
+    uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f, one = 1u << mantissa;
+    uint32_t rebias = 127u - (e4m3 ? 7 : 15) - fnuz, field = magnitude << (23 - mantissa);
+    /* Denormals: the field put under an implicit bit, which an exact subtraction takes away again. */
+    uint32_t offset = (rebias + 1) << 23;
+    uint32_t denormal = bits_of_f32(f32_of_bits(offset + field) - f32_of_bits(offset));
+    uint32_t result = sign | (magnitude < one ? denormal : field + (rebias << 23));
+    if (fnuz)
+        return f32_of_bits(value == 0x80 ? 0x7fc00000u : result);
+    if (e4m3)
+        return f32_of_bits(magnitude == 0x7f ? sign | 0x7fc00000u : result);
+    return f32_of_bits(magnitude >= 0x7c ? sign | (magnitude == 0x7c ? 0x7f800000u : 0x7fc00000u) : result);
 }
 
 static inline float f32_from_fp8(uint8_t value, bool fnuz) { return e8_to_f32(value, 3, fnuz); }

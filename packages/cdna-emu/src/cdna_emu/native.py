@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdna_emu import env
+from cdna_emu.errors import CoreMissingError
 
 if TYPE_CHECKING:
     from cdna_emu.report import Finding
@@ -144,15 +145,15 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (Insn, Wave, Launch, Setup, Cou
 def find_core() -> Path:
     """Path of the compiled core: CDNA_EMU_CORE if that is set, else the one beside this module.
 
-    Raises ImportError if there is none.
+    Raises CoreMissingError (an ImportError) if there is none.
     """
     chosen = env.core_path()
     path = chosen or Path(__file__).with_name("_core.so")
     if path.is_file():
         return path
     if chosen is not None:
-        raise ImportError(f"CDNA_EMU_CORE: got {chosen}, expected the path of a compiled core; there is no such file")
-    raise ImportError(
+        raise CoreMissingError(f"CDNA_EMU_CORE: got {chosen}, expected the path of a compiled core; there is no such file")
+    raise CoreMissingError(
         f"the compiled core of cdna-emu is missing ({path}). Install a wheel (pip install cdna-emu), or install a C "
         "compiler (the command cc, gcc or clang) and reinstall from source: the build compiles the core."
     )
@@ -196,10 +197,24 @@ def core() -> ctypes.CDLL:
     return library
 
 
+def insns_of(table: npt.NDArray[np.void]) -> Any:
+    """Pointer to the records of ``decode.records``; the array must outlive it."""
+    return table.ctypes.data_as(POINTER(Insn))
+
+
 def ranges_of(spans: Sequence[tuple[int, int, bool, int]]) -> ctypes.Array[Range]:
-    """Known ranges, sorted as the core needs them. Each span: start, bytes, writable, number of the argument."""
-    ordered = sorted(span for span in spans if span[1])
-    return (Range * len(ordered))(*(Range(start, start + size, writable, arg) for start, size, writable, arg in ordered))
+    """Known ranges, sorted as the core needs them. Each span: start, bytes, writable, number of the argument.
+
+    Spans that overlap (one buffer passed twice) become one range, writable if one of them is.
+    """
+    merged: list[Range] = []
+    for start, size, writable, argument in sorted(span for span in spans if span[1]):
+        if merged and start < merged[-1].end:
+            merged[-1].end = max(merged[-1].end, start + size)
+            merged[-1].writable |= writable
+        else:
+            merged.append(Range(start, start + size, writable, argument))
+    return (Range * len(merged))(*merged)
 
 
 class State:
@@ -290,13 +305,13 @@ def run_instruction(
         memory: arrays that the code may touch at their own addresses.
         checks: also look for uninitialised registers and missing waits; findings of bounds come without it.
     """
-    from cdna_emu.decode import decode
+    from cdna_emu.decode import decode_text, records
     from cdna_emu.report import findings_from
 
     if arch not in ARCHS:
         raise ValueError(f"arch: got {arch!r}, expected one of {', '.join(ARCHS)}")
-    instructions = decode(code, arch)
-    insns = insn_array(instructions)
+    instructions = decode_text(code, arch=arch)
+    table = records(instructions)
     wave = Wave(scc=scc, mode=mode)
     for base, registers in ((0, vgpr), (AGPR_BASE, agpr)):
         for n, value in (registers or {}).items():
@@ -312,8 +327,8 @@ def run_instruction(
     spans = [(a.ctypes.data, a.nbytes, bool(a.flags.writeable), n) for n, a in enumerate(memory)]
     ranges = ranges_of(spans)
     launch = Launch(
-        code=insns,
-        code_count=len(insns),
+        code=insns_of(table),
+        code_count=len(table),
         arch=ARCHS[arch],
         ranges=ranges,
         range_count=len(ranges),
@@ -323,17 +338,17 @@ def run_instruction(
         report_buffer_bounds=1,
         budget=1 << 20,
     )
-    counts = (Count * max(1, len(insns)))()
+    counts = (Count * max(1, len(table)))()
     native = (NativeFinding * FINDING_LIMIT)()
     found = c_uint32(0)
     library = core()
-    while wave.pc < len(insns):
+    while wave.pc < len(table):
         index = int(wave.pc)
         failed = library.cdna_step(
             launch,
             wave,
             padded.ctypes.data_as(POINTER(c_uint8)),
-            ctypes.byref(insns, index * ctypes.sizeof(Insn)),
+            launch.code[index],
             ctypes.byref(counts, index * ctypes.sizeof(Count)),
             native,
             FINDING_LIMIT,

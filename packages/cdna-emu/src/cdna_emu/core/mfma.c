@@ -1,0 +1,476 @@
+/* Matrix instructions: D = A * B + C on one wave, whatever EXEC holds.
+
+   Arithmetic: every element starts from C and adds its products in ascending k, each by one fused multiply-add in the type of
+   D. The hardware's own order and intermediate precision are not published; last bits differ. Denormals are kept in all
+   types. xf32 inputs lose the low 13 mantissa bits.
+
+   Layouts (AMD's matrix instruction calculator and ISA documents): lane l of A holds row l % M of block l / M % blocks, and
+   element e of its registers is k = l / (M * blocks) * E + e for E elements; B alike with columns. So the elements e of A, or
+   of B, lie side by side in the lanes: a row of B is a run of N lanes, and nothing is transposed. */
+#include <math.h>
+#include <string.h>
+
+#include "core.h"
+#include "floats.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_AVX2 1
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum Kind { F32, XF32, F16, BF16, I8, FP8, BF8, F64, F8F6F4 };
+enum { MAX_ELEMENTS = 32, MAX_K = 128 };
+
+typedef struct {
+    uint8_t a, b; /* enum Kind */
+    uint8_t m, k, blocks; /* n == m */
+    bool broadcast_a, broadcast_b; /* CBSZ and ABID, BLGP as lane patterns */
+} Shape;
+
+static bool shape_of(uint16_t op, Shape *s)
+{
+    switch (op) {
+#define MFMA_OP(name, a, b, m, k, blocks, broadcast_a, broadcast_b) \
+    case OP_##name: \
+        *s = (Shape){a, b, m, k, blocks, broadcast_a, broadcast_b}; \
+        return true;
+        MFMA_OP(v_mfma_f32_32x32x1_2b_f32, F32, F32, 32, 1, 2, true, true)
+        MFMA_OP(v_mfma_f32_16x16x1_4b_f32, F32, F32, 16, 1, 4, true, true)
+        MFMA_OP(v_mfma_f32_4x4x1_16b_f32, F32, F32, 4, 1, 16, true, true)
+        MFMA_OP(v_mfma_f32_32x32x2_f32, F32, F32, 32, 2, 1, false, true)
+        MFMA_OP(v_mfma_f32_16x16x4_f32, F32, F32, 16, 4, 1, false, true)
+        MFMA_OP(v_mfma_f32_16x16x8_xf32, XF32, XF32, 16, 8, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x4_xf32, XF32, XF32, 32, 4, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x4_2b_f16, F16, F16, 32, 4, 2, true, true)
+        MFMA_OP(v_mfma_f32_16x16x4_4b_f16, F16, F16, 16, 4, 4, true, true)
+        MFMA_OP(v_mfma_f32_4x4x4_16b_f16, F16, F16, 4, 4, 16, true, true)
+        MFMA_OP(v_mfma_f32_32x32x8_f16, F16, F16, 32, 8, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x16_f16, F16, F16, 16, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_f16, F16, F16, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_f16, F16, F16, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x4_2b_bf16, BF16, BF16, 32, 4, 2, true, true)
+        MFMA_OP(v_mfma_f32_16x16x4_4b_bf16, BF16, BF16, 16, 4, 4, true, true)
+        MFMA_OP(v_mfma_f32_4x4x4_16b_bf16, BF16, BF16, 4, 4, 16, true, true)
+        MFMA_OP(v_mfma_f32_32x32x8_bf16, BF16, BF16, 32, 8, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x16_bf16, BF16, BF16, 16, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_bf16, BF16, BF16, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_bf16, BF16, BF16, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_i32_32x32x4_2b_i8, I8, I8, 32, 4, 2, true, true)
+        MFMA_OP(v_mfma_i32_16x16x4_4b_i8, I8, I8, 16, 4, 4, true, true)
+        MFMA_OP(v_mfma_i32_4x4x4_16b_i8, I8, I8, 4, 4, 16, true, true)
+        MFMA_OP(v_mfma_i32_32x32x16_i8, I8, I8, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_i32_16x16x32_i8, I8, I8, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_i32_16x16x64_i8, I8, I8, 16, 64, 1, false, false)
+        MFMA_OP(v_mfma_i32_32x32x32_i8, I8, I8, 32, 32, 1, false, false)
+        MFMA_OP(v_mfma_f64_16x16x4_f64, F64, F64, 16, 4, 1, false, false)
+        MFMA_OP(v_mfma_f64_4x4x4_4b_f64, F64, F64, 4, 4, 4, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_fp8_fp8, FP8, FP8, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_fp8_bf8, FP8, BF8, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_bf8_fp8, BF8, FP8, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x32_bf8_bf8, BF8, BF8, 16, 32, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_fp8_fp8, FP8, FP8, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_fp8_bf8, FP8, BF8, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_bf8_fp8, BF8, FP8, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x16_bf8_bf8, BF8, BF8, 32, 16, 1, false, false)
+        MFMA_OP(v_mfma_f32_16x16x128_f8f6f4, F8F6F4, F8F6F4, 16, 128, 1, false, false)
+        MFMA_OP(v_mfma_f32_32x32x64_f8f6f4, F8F6F4, F8F6F4, 32, 64, 1, false, false)
+#undef MFMA_OP
+    default:
+        return false;
+    }
+}
+
+/* ---- inputs: element e of lane l becomes out[e][l], as the bits of a float, or an int32 for I8 */
+
+typedef uint32_t Lanes[LANES];
+
+INLINE void widen_halves(const Lanes *in, Lanes *out, int elements, bool bfloat)
+{
+    for (int e = 0; e < elements; e++)
+        for (int l = 0; l < LANES; l++) {
+            uint32_t half = in[e / 2][l] >> (e % 2 * 16) & 0xffff;
+            out[e][l] = bfloat ? half << 16 : bits_of_f32(f32_from_f16((uint16_t)half));
+        }
+}
+
+INLINE void widen_bytes(const Lanes *in, Lanes *out, int elements, int mantissa, bool fnuz)
+{
+    for (int e = 0; e < elements; e++)
+        for (int l = 0; l < LANES; l++) {
+            uint32_t byte = in[e / 4][l] >> (e % 4 * 8) & 0xff;
+            out[e][l] = mantissa ? bits_of_f32(e8_to_f32((uint8_t)byte, mantissa, fnuz)) : (uint32_t)(int32_t)(int8_t)byte;
+        }
+}
+
+/* fp6 (E2M3, bias 1), bf6 (E3M2, bias 3) and fp4 (E2M1, bias 1) of the OCP microscaling formats: no infinity, no NaN.
+   Elements are packed without gaps, from bit 0 up. */
+static void widen_bits(const Lanes *in, Lanes *out, int elements, int bits, int mantissa, int bias)
+{
+    for (int e = 0; e < elements; e++)
+        for (int l = 0; l < LANES; l++) {
+            int first = e * bits, word = first / 32, shift = first % 32;
+            uint64_t pair = in[word][l] | (uint64_t)(shift + bits > 32 ? in[word + 1][l] : 0) << 32;
+            uint32_t value = (uint32_t)(pair >> shift) & ((1u << bits) - 1), sign = value >> (bits - 1) << 31;
+            uint32_t magnitude = value & ((1u << (bits - 1)) - 1), offset = (uint32_t)(128 - bias) << 23;
+            uint32_t field = magnitude << (23 - mantissa);
+            uint32_t denormal = bits_of_f32(f32_of_bits(offset + field) - f32_of_bits(offset));
+            out[e][l] = sign | (magnitude >> mantissa ? field + ((uint32_t)(127 - bias) << 23) : denormal);
+        }
+}
+
+INLINE void widen(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz)
+{
+    switch (kind) {
+    case F32:
+        memcpy(out, in, (size_t)elements * sizeof(Lanes));
+        break;
+    case XF32:
+        for (int e = 0; e < elements; e++)
+            for (int l = 0; l < LANES; l++) /* a NaN stays one: the quiet bit is among those kept, or is set */
+                out[e][l] = (in[e][l] & ~0x1fffu) | (f32_bits_nan(in[e][l]) ? 0x400000 : 0);
+        break;
+    case F16:
+        widen_halves(in, out, elements, false);
+        break;
+    case BF16:
+        widen_halves(in, out, elements, true);
+        break;
+    case I8:
+        widen_bytes(in, out, elements, 0, false);
+        break;
+    case FP8:
+        if (fnuz)
+            widen_bytes(in, out, elements, 3, true);
+        else
+            widen_bytes(in, out, elements, 3, false);
+        break;
+    case BF8:
+        if (fnuz)
+            widen_bytes(in, out, elements, 2, true);
+        else
+            widen_bytes(in, out, elements, 2, false);
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- products: acc[i][j] += a[k][i] * b[k][j] for an m by m block; everything as the bits of floats, or as integers */
+
+INLINE void multiply_rows(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+{
+    for (int i = 0; i < m; i++)
+        for (int step = 0; step < k; step++) {
+            uint32_t factor = a[step][i];
+            for (int j = 0; j < m; j++) {
+                uint32_t *to = acc + i * m + j;
+                if (integer)
+                    *to += factor * b[step][j];
+                else
+                    *to = bits_of_f32(fmaf(f32_of_bits(factor), f32_of_bits(b[step][j]), f32_of_bits(*to)));
+            }
+        }
+}
+
+INLINE void multiply_any(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+{
+    if (m == 32)
+        multiply_rows(acc, a, b, 32, k, integer);
+    else
+        multiply_rows(acc, a, b, 16, k, integer);
+}
+
+/* 4x4 blocks: the columns of all blocks lie side by side in the lanes; acc[i] is one register. */
+INLINE void multiply_small(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid)
+{
+    for (int i = 0; i < 4; i++)
+        for (int step = 0; step < k; step++)
+            for (int l = 0; l < LANES; l++) {
+                int block = cbsz ? (l / 4 >> cbsz << cbsz) + abid : l / 4;
+                uint32_t factor = a[step][block * 4 + i];
+                if (integer)
+                    acc[i][l] += factor * b[step][l];
+                else
+                    acc[i][l] = bits_of_f32(fmaf(f32_of_bits(factor), f32_of_bits(b[step][l]), f32_of_bits(acc[i][l])));
+            }
+}
+
+typedef struct {
+    void (*widen)(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz);
+    void (*multiply)(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer);
+    void (*multiply_small)(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid);
+} Loops;
+
+#define LOOPS(suffix, attributes) \
+    attributes static void widen_##suffix(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz) \
+    { \
+        widen(in, out, kind, elements, fnuz); \
+    } \
+    attributes static void multiply_small_##suffix(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, \
+                                                   int abid) \
+    { \
+        if (integer) \
+            multiply_small(acc, a, b, k, true, cbsz, abid); \
+        else \
+            multiply_small(acc, a, b, k, false, cbsz, abid); \
+    }
+
+LOOPS(plain, )
+static void multiply_plain(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+{
+    if (integer)
+        multiply_any(acc, a, b, m, k, true);
+    else
+        multiply_any(acc, a, b, m, k, false);
+}
+
+#ifdef HAVE_AVX2
+#define AVX2 __attribute__((target("avx2,fma")))
+LOOPS(avx2, AVX2)
+
+/* The same sums, eight columns a vector: four rows by 16 columns stay in registers over all of k. */
+AVX2 static void multiply_avx2(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+{
+    if (integer) {
+        multiply_any(acc, a, b, m, k, true);
+        return;
+    }
+    for (int i = 0; i < m; i += 4)
+        for (int j = 0; j < m; j += 16) {
+            float *out = (float *)(acc + i * m + j); /* only read and written as vectors, which may alias */
+            __m256 sum[4][2];
+            for (int r = 0; r < 4; r++) {
+                sum[r][0] = _mm256_loadu_ps(out + r * m);
+                sum[r][1] = _mm256_loadu_ps(out + r * m + 8);
+            }
+            for (int step = 0; step < k; step++) {
+                const float *row = (const float *)(b[step] + j);
+                __m256 low = _mm256_loadu_ps(row), high = _mm256_loadu_ps(row + 8);
+                for (int r = 0; r < 4; r++) {
+                    __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((int)a[step][i + r]));
+                    sum[r][0] = _mm256_fmadd_ps(factor, low, sum[r][0]);
+                    sum[r][1] = _mm256_fmadd_ps(factor, high, sum[r][1]);
+                }
+            }
+            for (int r = 0; r < 4; r++) {
+                _mm256_storeu_ps(out + r * m, sum[r][0]);
+                _mm256_storeu_ps(out + r * m + 8, sum[r][1]);
+            }
+        }
+}
+#endif
+
+/* fmaf rounds once with or without the instruction, so both sets of loops give the same bits. */
+static const Loops *loops(void)
+{
+    static const Loops plain = {widen_plain, multiply_plain, multiply_small_plain};
+#ifdef HAVE_AVX2
+    static const Loops avx2 = {widen_avx2, multiply_avx2, multiply_small_avx2};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &avx2;
+#endif
+    return &plain;
+}
+
+/* BLGP: which lane of B lane l reads. */
+static int blgp_lane(int pattern, int l)
+{
+    switch (pattern) {
+    case 1:
+        return l % 32;
+    case 2:
+        return 32 + l % 32;
+    case 3:
+        return (l + 16) % 64;
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+        return (pattern - 4) * 16 + l % 16;
+    default:
+        return l;
+    }
+}
+
+static const Lanes *input(const Wave *w, const Insn *i, int k, int registers)
+{
+    uint16_t code = i->src[k].code;
+    if (code < VGPR0 || code + registers > VGPR0 + VGPRS)
+        return NULL;
+    return (const Lanes *)w->vgpr[code - VGPR0];
+}
+
+static Lanes *output(Wave *w, const Insn *i, int registers)
+{
+    uint16_t code = i->dst.code;
+    if (code < VGPR0 || code + registers > VGPR0 + VGPRS)
+        return NULL;
+    return (Lanes *)w->vgpr[code - VGPR0];
+}
+
+static uint32_t field(const Insn *i, uint32_t mask, int shift) { return (i->flags & mask) >> shift; }
+
+/* ---- float64: 16x16x4 has rows 4 * r + l / 16 in register pair r; 4x4x4 has row l / 16 of block l / 4 % 4 */
+
+/* An inline constant of a 64-bit float operand: integers are integers there too (their bits), floats are doubles. */
+static double constant_f64(const Wave *w, const Insn *i, int k)
+{
+    static const double values[] = {0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189532};
+    uint16_t code = i->src[k].code;
+    if (code >= FLOAT_HALF && code <= FLOAT_INV_2PI)
+        return values[code - FLOAT_HALF];
+    return f64_of_bits((uint64_t)(int64_t)(int32_t)scalar32(w, i, k));
+}
+
+static bool exec_f64(Wave *w, const Insn *i, const Shape *s)
+{
+    int pairs = s->m == 16 ? 4 : 1;
+    uint32_t negate = field(i, F_BLGP_MASK, F_BLGP_SHIFT);
+    for (int k = 0; k < 3; k++)
+        if (i->src[k].mods & MOD_NEG)
+            negate |= 1u << k;
+    const Lanes *a = input(w, i, 0, 2), *b = input(w, i, 1, 2), *c = input(w, i, 2, 2 * pairs);
+    Lanes *d = output(w, i, 2 * pairs);
+    if (!a || !b || !d || (!c && (i->src[2].code < INT_0 || i->src[2].code > FLOAT_INV_2PI)))
+        return false;
+    double constant = c ? 0 : constant_f64(w, i, 2);
+    double left[LANES], right[LANES], sum[4][LANES];
+    for (int l = 0; l < LANES; l++) {
+        left[l] = f64_of_bits(a[0][l] | (uint64_t)a[1][l] << 32);
+        right[l] = f64_of_bits(b[0][l] | (uint64_t)b[1][l] << 32);
+        left[l] = negate & 1 ? -left[l] : left[l];
+        right[l] = negate & 2 ? -right[l] : right[l];
+    }
+    for (int r = 0; r < pairs; r++)
+        for (int l = 0; l < LANES; l++) {
+            double value = c ? f64_of_bits(c[2 * r][l] | (uint64_t)c[2 * r + 1][l] << 32) : constant;
+            value = negate & 4 ? -value : value;
+            for (int k = 0; k < 4; k++) {
+                int block = s->m == 16 ? 0 : l / 4 % 4 * 4; /* first lane of the block within a k */
+                int row = s->m == 16 ? 4 * r + l / 16 : l / 16;
+                value = fma(left[16 * k + block + row], right[16 * k + l % 16], value);
+            }
+            sum[r][l] = value;
+        }
+    for (int r = 0; r < pairs; r++)
+        for (int l = 0; l < LANES; l++) {
+            uint64_t bits = bits_of_f64(sum[r][l]);
+            d[2 * r][l] = (uint32_t)bits;
+            d[2 * r + 1][l] = (uint32_t)(bits >> 32);
+        }
+    return true;
+}
+
+/* ---- f8f6f4: the formats of A and B stand in CBSZ and BLGP: 0 fp8, 1 bf8, 2 fp6, 3 bf6, 4 fp4; 32 elements a lane.
+   fp8 and bf8: a lane holds two runs of 16, k = 16 * group + e and K / 2 on from there; the narrower ones a run of 32. */
+
+static bool widen_f8f6f4(const Lanes *in, Lanes *out, uint32_t format)
+{
+    switch (format) {
+    case 0:
+        loops()->widen(in, out, FP8, 32, false);
+        return true;
+    case 1:
+        loops()->widen(in, out, BF8, 32, false);
+        return true;
+    case 2:
+        widen_bits(in, out, 32, 6, 3, 1);
+        return true;
+    case 3:
+        widen_bits(in, out, 32, 6, 2, 3);
+        return true;
+    case 4:
+        widen_bits(in, out, 32, 4, 1, 1);
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int f8f6f4_registers(uint32_t format) { return format < 2 ? 8 : format < 4 ? 6 : 4; }
+
+bool exec_mfma(Group *g, Wave *w, const Insn *i)
+{
+    Shape s;
+    if (!shape_of(i->op, &s))
+        return false;
+    if (s.a == F64)
+        return exec_f64(w, i, &s);
+    bool mixed = s.a == F8F6F4, integer = s.a == I8, fnuz = g->launch->arch == GFX942;
+    uint32_t cbsz = field(i, F_CBSZ_MASK, F_CBSZ_SHIFT), abid = field(i, F_ABID_MASK, F_ABID_SHIFT);
+    uint32_t blgp = field(i, F_BLGP_MASK, F_BLGP_SHIFT), format_a = cbsz, format_b = blgp;
+    if (mixed)
+        cbsz = blgp = 0;
+    /* Modifiers where AMD's documents give them no meaning are not guessed. */
+    if ((cbsz || abid) && (!s.broadcast_a || (1u << cbsz) > s.blocks || abid >= 1u << cbsz))
+        return false;
+    if (blgp && !s.broadcast_b)
+        return false;
+
+    int m = s.m, k = s.k, blocks = s.blocks, elements = m * k * blocks / LANES, rows = m * m * blocks / LANES;
+    int bits = s.a == F32 || s.a == XF32 ? 32 : s.a == F16 || s.a == BF16 ? 16 : 8;
+    int registers = elements * bits / 32;
+    const Lanes *a = input(w, i, 0, mixed ? f8f6f4_registers(format_a) : registers);
+    const Lanes *b = input(w, i, 1, mixed ? f8f6f4_registers(format_b) : registers);
+    const Lanes *c = input(w, i, 2, rows);
+    Lanes *d = output(w, i, rows);
+    if (!a || !b || !d || (!c && (i->src[2].code < INT_0 || i->src[2].code > FLOAT_INV_2PI)))
+        return false;
+
+    Lanes left[MAX_ELEMENTS], right[MAX_ELEMENTS], sum[32];
+    if (mixed) {
+        if (!widen_f8f6f4(a, left, format_a) || !widen_f8f6f4(b, right, format_b))
+            return false;
+    } else {
+        loops()->widen(a, left, s.a, elements, fnuz);
+        loops()->widen(b, right, s.b, elements, fnuz);
+    }
+    if (blgp)
+        for (int e = 0; e < elements; e++) {
+            Lanes from;
+            memcpy(from, right[e], sizeof from);
+            for (int l = 0; l < LANES; l++)
+                right[e][l] = from[blgp_lane((int)blgp, l)];
+        }
+
+    uint32_t constant = c ? 0 : scalar32(w, i, 2);
+    if (m == 4) {
+        for (int r = 0; r < rows; r++)
+            for (int l = 0; l < LANES; l++)
+                sum[r][l] = c ? c[r][l] : constant;
+        loops()->multiply_small(sum, left, right, k, integer, (int)cbsz, (int)abid);
+        for (int r = 0; r < rows; r++)
+            memcpy(d[r], sum[r], sizeof(Lanes));
+        return true;
+    }
+
+    /* Register r of the accumulator: row 8 * (r / 4) + 4 * (l / 32) + r % 4 of 32, or 4 * (l / 16) + r % 4 of 16. */
+    int groups = LANES / m, per_block = rows / blocks;
+    uint32_t *flat = (uint32_t *)sum; /* [block][row][column] */
+    for (int r = 0; r < rows; r++)
+        for (int part = 0; part < groups; part++) {
+            int block = r / per_block, row = r % per_block / 4 * 4 * groups + 4 * part + r % 4;
+            uint32_t *to = flat + (block * m + row) * m;
+            for (int j = 0; j < m; j++)
+                to[j] = c ? c[r][part * m + j] : constant;
+        }
+    for (int block = 0; block < blocks; block++) {
+        int from = cbsz ? (block >> cbsz << cbsz) + (int)abid : block;
+        const uint32_t *rows_a[MAX_K], *rows_b[MAX_K];
+        for (int step = 0; step < k; step++) {
+            int e = step % elements, part = step / elements * blocks;
+            int split = step % 16 + step / (k / 2) * 16, run = step % (k / 2) / 16; /* fp8 and bf8 of f8f6f4 */
+            rows_a[step] = mixed && format_a < 2 ? left[split] + run * m : left[e] + (part + from) * m;
+            rows_b[step] = mixed && format_b < 2 ? right[split] + run * m : right[e] + (part + block) * m;
+        }
+        loops()->multiply(flat + block * m * m, rows_a, rows_b, m, k, integer);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int part = 0; part < groups; part++) {
+            int block = r / per_block, row = r % per_block / 4 * 4 * groups + 4 * part + r % 4;
+            memcpy(d[r] + part * m, flat + (block * m + row) * m, (size_t)m * 4);
+        }
+    return true;
+}

@@ -103,8 +103,11 @@ static bool write_exec(Wave *w, const Insn *i, uint64_t exec) {
     return true;
 }
 
+/* False: the branch leaves the kernel's code. */
 static bool branch_if(Wave *w, const Insn *i, bool taken) {
-    if (taken) w->pc = (uint32_t)i->offset;
+    if (!taken) return true;
+    if (i->offset < 0) return false;
+    w->pc = (uint32_t)i->offset;
     return true;
 }
 
@@ -161,7 +164,7 @@ bool exec_salu(Group *g, Wave *w, const Insn *i) {
     uint16_t d = i->dst.code, number;
     for (int n = 0; n < i->sources; n++)
         if (!scalar_source_known(i->src[n].code)) return false;
-    uint32_t k = i->sources ? A : d < SGPRS ? w->sgpr[d] : 0; /* s_cmpk's register */
+    uint32_t k = i->sources ? A : 0; /* register of s_cmpk and s_setreg */
     uint64_t next = i->address + i->size;
     switch (i->op) {
     SET(s_mov_b32, A)
@@ -304,7 +307,7 @@ bool exec_salu(Group *g, Wave *w, const Insn *i) {
         write_scalar64(w, d, next);
         return jump_to_address(g->launch, w, target);
     }
-    case OP_s_call_b64: write_scalar64(w, d, next); return branch_if(w, i, true);
+    case OP_s_call_b64: return branch_if(w, i, true) && (write_scalar64(w, d, next), true);
     case OP_s_branch: return branch_if(w, i, true);
     case OP_s_cbranch_scc0: return branch_if(w, i, !w->scc);
     case OP_s_cbranch_scc1: return branch_if(w, i, w->scc);

@@ -19,9 +19,10 @@ ROOT = Path(__file__).parent
 PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
 SOURCES = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
 TESTS = "packages/gdn-runtime/tests"
+EMULATOR = "packages/cdna-emu"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
-COMPILE_ARCHS = ("gfx942", "gfx950")
+AMD_ARCHS = ("gfx942", "gfx950")
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -44,6 +45,11 @@ def install_runtime(session: nox.Session, *requirements: str, extra: str = "", t
         session.install("--no-deps", "-r", TRITON)
 
 
+def install_emulator(session: nox.Session) -> None:
+    """Install cdna-emu (editable; the C compiler of the system builds its core) beside gdn-runtime."""
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", EMULATOR)
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Show the block at work on this machine: every backend that runs here, against the token recurrence."""
@@ -55,25 +61,31 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
-    # Two runs, for Triton reads TRITON_INTERPRET at import. One thread per worker: two workers fill two cores.
-    suites: dict[str, dict[str, str | None]] = {"cpu": {"TRITON_INTERPRET": None}, "interp": {"TRITON_INTERPRET": "1"}}
-    failed = [name for name, env in suites.items() if not run_suite(session, name, env)]
-    totals = [count_results(session, name) for name in suites]
+    install_emulator(session)
+    # Runs of their own, for Triton reads TRITON_INTERPRET at import.
+    passed = {
+        "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
+        "interp": run_suite(session, "interp", f"{TESTS}/interp", interpret="1"),
+        "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
+    }
+    totals = [count_results(session, name) for name in passed]
     good, bad, skipped = (sum(column) for column in zip(*totals, strict=True))
     print(f"{good} passed, {bad} failed, {skipped} skipped", flush=True)
     if not good + bad:
         session.error("no test ran")
-    if failed:
-        session.error(f"failing suites: {', '.join(failed)}")
+    if not all(passed.values()):
+        session.error(f"failing suites: {', '.join(name for name, green in passed.items() if not green)}")
 
 
-def run_suite(session: nox.Session, name: str, env: dict[str, str | None]) -> bool:
+def run_suite(session: nox.Session, name: str, folder: str, *arguments: str, interpret: str | None) -> bool:
     """Run the tests of one folder; False if they fail. A selection may leave a suite empty: pytest exits 5."""
     report = report_path(session, name)
     report.unlink(missing_ok=True)
-    command = ("python", "-m", "pytest", f"{TESTS}/{name}", "-n", "2", f"--junitxml={report}", *session.posargs)
+    command = ("python", "-m", "pytest", folder, "-n", "2", f"--junitxml={report}", *arguments, *session.posargs)
+    # One thread per worker: two workers fill two cores.
+    env: dict[str, str | None] = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": interpret}
     try:
-        session.run(*command, env={"OMP_NUM_THREADS": "1", **env}, success_codes=[0, 5] if session.posargs else [0])
+        session.run(*command, env=env, success_codes=[0, 5] if session.posargs else [0])
     except CommandFailed:
         return False
     return True
@@ -107,7 +119,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types (mypy, strict; the kernels are exempt)."""
-    install(session, "mypy", "nox", "packaging", "rich", "torch")
+    install(session, "hatchling", "mypy", "nox", "numpy", "packaging", "rich", "torch", "typer")
     session.run("mypy", *session.posargs)
 
 
@@ -152,8 +164,22 @@ def register_compile(arch: str) -> None:
     compile_arch.__doc__ = f"Compile every Triton kernel for {arch}; needs no GPU."
 
 
-for _arch in COMPILE_ARCHS:
+def register_emu(arch: str) -> None:
+    """Register emu-ARCH: the emulator's tests that name the architecture, the slow ones included."""
+
+    @nox.session(name=f"emu-{arch}", tags=["emu"])
+    def emu_arch(session: nox.Session) -> None:
+        install_runtime(session, extra="[test]", triton=True)
+        install_emulator(session)
+        if not run_suite(session, "emu", f"{EMULATOR}/tests", "-k", arch, interpret=None):
+            session.error("tests failed")
+
+    emu_arch.__doc__ = f"Run the emulator's tests for {arch}; needs no GPU, but a C compiler."
+
+
+for _arch in AMD_ARCHS:
     register_compile(_arch)
+    register_emu(_arch)
 
 
 @nox.session(venv_backend="none")

@@ -22,9 +22,12 @@ def main() -> None:
     problems = []
     for package in packages():
         stem = f"{package.module}-{package.version}"
-        wheel, sdist = DIST / f"{stem}-py3-none-any.whl", DIST / f"{stem}.tar.gz"
-        missing = [f"{file.name}: not built" for file in (wheel, sdist) if not file.exists()]
-        found = missing or [*check_wheel(package, wheel, stem), *check_sdist(package, sdist, stem)]
+        wheels, sdist = list(DIST.glob(f"{stem}-*.whl")), DIST / f"{stem}.tar.gz"
+        if len(wheels) != 1 or not sdist.exists():
+            problems.append(f"{package.name}: got {len(wheels)} wheels of {stem}, expected one and an sdist")
+            continue
+        wheel = wheels[0]
+        found = [*check_wheel(package, wheel, stem), *check_sdist(package, sdist, stem)]
         problems += [f"{package.name}: {problem}" for problem in found]
         if not found:
             print(f"{package.name}: {wheel.name} and {sdist.name} are complete")
@@ -45,6 +48,9 @@ def check_wheel(package: Package, wheel: Path, stem: str) -> list[str]:
         problems.append("wheel lacks py.typed")
     if licence != (ROOT / "LICENSE").read_bytes():
         problems.append("wheel does not carry the LICENSE of the repository")
+    compiled, pure = any(name.endswith(".so") for name in names), wheel.name.endswith("-none-any.whl")
+    if compiled == pure or compiled != any(package.source.rglob("*.c")):
+        problems.append("wheel: got a pure one with compiled code, or C sources without a compiled core")
     strangers = {name.split("/")[0] for name in names} - {package.module, f"{stem}.dist-info"}
     problems += [f"wheel also installs {name}" for name in sorted(strangers)]
     return problems + check_metadata(package, metadata)
@@ -83,9 +89,9 @@ def check_sdist(package: Package, sdist: Path, stem: str) -> list[str]:
 
 
 def source_files(package: Package, base: Path) -> set[str]:
-    """Every file of the import package, relative to ``base``."""
+    """Every source file of the import package, relative to ``base``: no bytecode, nothing compiled from C."""
     found = (path for path in package.source.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(base).as_posix() for path in found}
+    return {path.relative_to(base).as_posix() for path in found if path.suffix != ".so"}
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ static bool shape_of(uint16_t op, Shape *s)
         MFMA_OP(v_mfma_f32_32x32x16_bf8_bf8, BF8, BF8, 32, 16, 1, false, false)
         MFMA_OP(v_mfma_f32_16x16x128_f8f6f4, F8F6F4, F8F6F4, 16, 128, 1, false, false)
         MFMA_OP(v_mfma_f32_32x32x64_f8f6f4, F8F6F4, F8F6F4, 32, 64, 1, false, false)
+        MFMA_OP(v_mfma_scale_f32_16x16x128_f8f6f4, F8F6F4, F8F6F4, 16, 128, 1, false, false)
+        MFMA_OP(v_mfma_scale_f32_32x32x64_f8f6f4, F8F6F4, F8F6F4, 32, 64, 1, false, false)
 #undef MFMA_OP
     default:
         return false;
@@ -389,6 +391,31 @@ static bool widen_f8f6f4(const Lanes *in, Lanes *out, uint32_t format)
     }
 }
 
+/* E8M0 scales, 2^(byte - 127) and NaN for 255: one for each row of A (column of B) and 32 of k, in the lane that holds the
+   row and the number k / 32 of the run; byte 2 * op_sel_hi + op_sel of the register. The inputs are scaled in float32. */
+static bool scale_f8f6f4(const Wave *w, const Insn *i, Lanes *inputs, int which, int m, int k, uint32_t format)
+{
+    uint32_t code = which ? i->sub : i->src[3].code;
+    uint32_t low = field(i, F_OPSEL_MASK, F_OPSEL_SHIFT), high = field(i, F_OPSEL_HI_MASK, F_OPSEL_HI_SHIFT);
+    uint32_t byte = (low >> which & 1) | (high >> which & 1) << 1;
+    const uint32_t *lanes = NULL;
+    uint32_t constant = 0;
+    if (code >= VGPR0 && code < VGPR0 + VGPRS)
+        lanes = w->vgpr[code - VGPR0];
+    else if (code >= INT_0 && code <= INT_64)
+        constant = code - INT_0;
+    else
+        return false;
+    for (int e = 0; e < 32; e++)
+        for (int l = 0; l < LANES; l++) {
+            int at = format < 2 ? e % 16 + l / m * 16 + e / 16 * (k / 2) : l / m * 32 + e;
+            uint32_t scale = (lanes ? lanes[at / 32 * m + l % m] : constant) >> (8 * byte) & 0xff;
+            float factor = f32_of_bits(scale == 255 ? 0x7fc00000 : scale ? scale << 23 : 0x400000);
+            inputs[e][l] = bits_of_f32(f32_of_bits(inputs[e][l]) * factor);
+        }
+    return true;
+}
+
 static int f8f6f4_registers(uint32_t format) { return format < 2 ? 8 : format < 4 ? 6 : 4; }
 
 bool exec_mfma(Group *g, Wave *w, const Insn *i)
@@ -422,6 +449,9 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
     Lanes left[MAX_ELEMENTS], right[MAX_ELEMENTS], sum[32];
     if (mixed) {
         if (!widen_f8f6f4(a, left, format_a) || !widen_f8f6f4(b, right, format_b))
+            return false;
+        bool scaled = i->op == OP_v_mfma_scale_f32_16x16x128_f8f6f4 || i->op == OP_v_mfma_scale_f32_32x32x64_f8f6f4;
+        if (scaled && (!scale_f8f6f4(w, i, left, 0, m, k, format_a) || !scale_f8f6f4(w, i, right, 1, m, k, format_b)))
             return false;
     } else {
         loops()->widen(a, left, s.a, elements, fnuz);

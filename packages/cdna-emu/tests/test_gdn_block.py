@@ -1,21 +1,25 @@
-"""The Triton code objects of gdn-runtime, launched by its own wrappers on the emulator, against the recurrence in fp64."""
+"""The Triton code objects of gdn-runtime, launched by its own wrappers on the emulator, against the fp64 recurrence."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from kernels.compiled import ARCHS
+from kernels.gdn import CONFIGS, Configs, Device, run_block
+
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import OutputConfig, PrepareConfig, StateScanConfig
-from gdn_testing import assert_close_rel, make_inputs
-from kernels.compiled import ARCHS
-from kernels.gdn import Configs, Device, run_block
+from gdn_testing import GdnInputs, assert_close_rel, make_inputs
 
 LENS = [70, 0, 64, 1]
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 """Relative L2 error of the output and the final states: the rounding of 16-bit operands."""
 
 
-def check_block(device: Device, inputs, **options) -> None:
+def check_block(device: Device, inputs: GdnInputs, **options: Any) -> None:
     o, final_state = run_block(device, inputs, **options)
     for launched in device.launches:
         assert launched.result.report.ok, f"{launched.compiled.name}: {launched.result.report}"
@@ -42,7 +46,7 @@ def test_varlen_block(arch: str, buffers: bool) -> None:
 def test_split_prepare_with_normalisation(arch: str) -> None:
     """fp16, l2norm, and K1..K3 apart from K4."""
     inputs = make_inputs((1, 100), 2, 1, dtype=torch.float16, normalize=False, state="random")
-    configs = Configs(prepare=PrepareConfig("split", 4, 1))
+    configs = replace(CONFIGS, prepare=PrepareConfig("split", 4, 1))
     check_block(Device(arch), inputs, use_qk_l2norm=True, configs=configs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from kernels.compiled import ARCHS
 from kernels.triton_cases import CASES, SKIP
 

@@ -1,1 +1,1 @@
-"""Kernels that compilers made, and the means to run them on the emulator: input that the emulator's authors did not choose."""
+"""Kernels that compilers made, and the means to run them: input that the authors of the emulator did not choose."""

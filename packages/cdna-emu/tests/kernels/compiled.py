@@ -18,7 +18,7 @@ ARCHS = ("gfx942", "gfx950")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A code object: its bytes, its assembly, bytes of LDS that the launch adds to the static ones, threads per block."""
+    """A code object: its bytes, its assembly, the LDS that a launch adds to the static one, threads per block."""
 
     name: str
     arch: str
@@ -67,7 +67,9 @@ def _compile(
     small: tuple[int, ...],
     options: tuple[tuple[str, Any], ...],
 ) -> Compiled:
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {(position,): [["tt.divisibility", 16]] for position in aligned}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {
+        (position,): [["tt.divisibility", 16]] for position in aligned
+    }
     for position in small:
         attributes.setdefault((position,), []).append(["tt.pointer_range", 32])
     source = ASTSource(
@@ -80,7 +82,9 @@ def _compile(
     assembly = binary.asm["amdgcn"]
     static_lds = re.search(r"\.group_segment_fixed_size:\s+(\d+)", assembly)
     if static_lds is None:
-        raise RuntimeError(f"assembly of {fn.__name__}: got no .group_segment_fixed_size, expected the metadata of one kernel")
+        raise RuntimeError(
+            f"assembly of {fn.__name__}: got no .group_segment_fixed_size, expected the metadata of one kernel"
+        )
     return Compiled(
         name=binary.metadata.name,
         arch=arch,

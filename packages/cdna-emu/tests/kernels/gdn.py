@@ -14,17 +14,24 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
+
 from gdn_runtime.kernels.triton import backend, l2norm, output, prepare, state_scan
 from gdn_runtime.kernels.triton.common import CompileJob
 from gdn_runtime.metadata import schedule_for
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.spec import OutputConfig, PrepareConfig, StateScanConfig
-from torch import Tensor
 
 from .compiled import Compiled, compile_kernel
 from .triton_cases import NULL_SCRATCH
 
-TRITON_TYPE = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.bool: "i1"}
+TRITON_TYPE = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.bool: "i1",
+}
 KERNELS = (
     (l2norm, "l2norm_kernel"),
     (prepare, "prepare_fused_kernel"),
@@ -127,16 +134,20 @@ def _type_of(value: Any) -> str:
 class Configs:
     """Launch configurations of the stages."""
 
-    prepare: PrepareConfig = PrepareConfig("fused", 4, 1)
-    state_scan: StateScanConfig = StateScanConfig(32, 4, 1)
-    output: OutputConfig = OutputConfig(64, 4, 1)
+    prepare: PrepareConfig
+    state_scan: StateScanConfig
+    output: OutputConfig
 
 
-def run_block(device: Device, inputs: Any, *, use_qk_l2norm: bool = False, configs: Configs | None = None) -> tuple[Tensor, Tensor]:
+CONFIGS = Configs(PrepareConfig("fused", 4, 1), StateScanConfig(32, 4, 1), OutputConfig(64, 4, 1))
+
+
+def run_block(
+    device: Device, inputs: Any, *, use_qk_l2norm: bool = False, configs: Configs = CONFIGS
+) -> tuple[Tensor, Tensor]:
     """K1..K6 of a varlen or dense call on the emulator: o [B, T, H, 128] and final states [N, H, 128, 128] fp32.
 
     Workspaces start as NaN, so that a value nobody wrote shows."""
-    configs = configs or Configs()
     q, k, v, g, beta = inputs.tensors
     batch, seq_len, num_heads = v.shape[:3]
     if inputs.cu_seqlens is None:
@@ -157,9 +168,7 @@ def run_block(device: Device, inputs: Any, *, use_qk_l2norm: bool = False, confi
             q_out, k_out = torch.empty_like(q), torch.empty_like(k)
             backend.l2norm(q, k, q_out=q_out, k_out=k_out)
             q, k = q_out, k_out
-        backend.prepare(
-            k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, config=configs.prepare
-        )
+        backend.prepare(k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, config=configs.prepare)
         backend.state_scan(
             k,
             w,

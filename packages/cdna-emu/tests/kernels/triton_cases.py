@@ -74,7 +74,9 @@ def softmax(arch: str) -> Case:
 
 def layernorm(arch: str) -> Case:
     """bf16 in and out."""
-    x, weight, bias = (_normal(*size, seed=k, dtype=torch.bfloat16) for k, size in enumerate(((5, 768), (768,), (768,))))
+    x, weight, bias = (
+        _normal(*size, seed=k, dtype=torch.bfloat16) for k, size in enumerate(((5, 768), (768,), (768,)))
+    )
     out = torch.zeros_like(x)
     signature = dict.fromkeys(("x", "weight", "bias", "out"), "*bf16")
     signature |= {"columns": "i32", "stride": "i32", "epsilon": "fp32"}

@@ -58,7 +58,17 @@ def transcendental_kernel(x, out, BLOCK: tl.constexpr):
 
 @triton.jit
 def matmul_kernel(
-    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT_K: tl.constexpr, PRECISION: tl.constexpr
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """c [M, N] = a [M, K] @ b [K, N], row-major; with SPLIT_K > 1 the parts of K are added to c by atomics."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -69,7 +79,9 @@ def matmul_kernel(
         left = inner[None, :] + start < K
         a_tile = tl.load(a + rows[:, None] * K + inner[None, :] + start, mask=(rows[:, None] < M) & left, other=0.0)
         right = inner[:, None] + start < K
-        b_tile = tl.load(b + (inner[:, None] + start) * N + columns[None, :], mask=right & (columns[None, :] < N), other=0.0)
+        b_tile = tl.load(
+            b + (inner[:, None] + start) * N + columns[None, :], mask=right & (columns[None, :] < N), other=0.0
+        )
         accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
     out = c + rows[:, None] * N + columns[None, :]
     inside = (rows[:, None] < M) & (columns[None, :] < N)

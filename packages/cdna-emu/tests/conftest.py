@@ -40,6 +40,8 @@ def built_core(config: pytest.Config) -> Path:
     try:
         build_core.build(SOURCE / "cdna_emu" / "core", fresh)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise pytest.UsageError(f"the core of cdna-emu cannot be compiled (is there a C compiler, cc?): {error}") from error
+        raise pytest.UsageError(
+            f"the core of cdna-emu cannot be compiled (is there a C compiler, cc?): {error}"
+        ) from error
     fresh.replace(target)
     return target

@@ -14,9 +14,8 @@ from rich.table import Table
 
 from cdna_emu import values
 from cdna_emu.__about__ import __version__
-from cdna_emu.codeobject import CodeObject
 from cdna_emu.errors import EmulationError
-from cdna_emu.machine import Result, launch
+from cdna_emu.machine import Result, launch, load
 from cdna_emu.model import estimate
 
 app = typer.Typer(
@@ -83,9 +82,7 @@ def read(path: Path) -> bytes | str:
     return data if data.startswith(b"\x7fELF") else data.decode()
 
 
-def execute(
-    file: Path, texts: list[str], grid: str, block: str, lds: int, **options: Any
-) -> tuple[Result, list[Any]]:
+def execute(file: Path, texts: list[str], grid: str, block: str, lds: int, **options: Any) -> tuple[Result, list[Any]]:
     """Launch; the result and the arguments, whose buffers hold what the kernel stored. Exits 1 or 2 on errors."""
     try:
         arguments = [values.parse(text, options["seed"] + index) for index, text in enumerate(texts)]
@@ -185,7 +182,7 @@ def counters(
     model: Annotated[bool, typer.Option("--model", help="Add the estimate of the timing model.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a kernel without checks; print what it executed: instructions by class, memory lines, LDS cycles, occupancy."""
+    """Run a kernel without checks; print what it executed: classes, memory lines, LDS cycles, occupancy."""
     result, _ = execute(
         file, arg or [], grid, block, lds, kernel=kernel, arch=arch, checks=False, seed=seed, threads=threads
     )
@@ -226,7 +223,14 @@ def show_counters(result: Result, lines: bool) -> None:
         listing.add_column("instruction")
         for line in found.lines:
             if line.executed:
-                numbers = (line.executed, line.lanes, line.lines64, line.lines64_min, line.lds_cycles, line.lds_cycles_min)
+                numbers = (
+                    line.executed,
+                    line.lanes,
+                    line.lines64,
+                    line.lines64_min,
+                    line.lds_cycles,
+                    line.lds_cycles_min,
+                )
                 listing.add_row(f"{line.address:#x}", *map(str, numbers), escape(line.text))
         out.print(listing)
 
@@ -234,8 +238,6 @@ def show_counters(result: Result, lines: bool) -> None:
 @app.command()
 def disasm(file: File, kernel: KernelName = None, arch: Arch = None, as_json: Json = False) -> None:
     """Print the instructions of the kernels of a file."""
-    from cdna_emu.machine import load
-
     try:
         parsed = load(read(file), arch)
         names = [kernel] if kernel else list(parsed.kernels)
@@ -253,7 +255,8 @@ def disasm(file: File, kernel: KernelName = None, arch: Arch = None, as_json: Js
             {
                 "arch": parsed.arch,
                 "kernels": {
-                    name: [{"address": address, "text": text} for address, text in rows] for name, rows in listings.items()
+                    name: [{"address": address, "text": text} for address, text in rows]
+                    for name, rows in listings.items()
                 },
             }
         )
@@ -267,6 +270,3 @@ def disasm(file: File, kernel: KernelName = None, arch: Arch = None, as_json: Js
 def print_json(value: dict[str, Any]) -> None:
     """Plain JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, default=str))
-
-
-__all__ = ["CodeObject", "app"]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cdna_emu.decode import BLGP, CBSZ, Instruction
 from cdna_emu.mfma_passes import mfma_cycles
 from cdna_emu.native import COUNT_FIELDS, LANES
-from cdna_emu.report import InstructionLike
 
 # Public limits of a compute unit: AMD Instinct MI300 ISA (CDNA3) and AMD Instinct CDNA4 ISA, and LLVM's AMDGPU target.
 SIMDS_PER_CU = 4
@@ -40,7 +40,9 @@ CLASSES = (
 )
 _VMEM = ("buffer_", "global_", "flat_", "scratch_")
 _LANES = ("ds_bpermute", "ds_permute", "ds_swizzle")
-_IDLE = re.compile(r"s_(nop|sleep|setprio|endpgm|icache_inv|dcache_|sethalt|ttrace|sendmsg|code_end|incperflevel|decperflevel)")
+_IDLE = re.compile(
+    r"s_(nop|sleep|setprio|endpgm|icache_inv|dcache_|sethalt|ttrace|sendmsg|code_end|incperflevel|decperflevel)"
+)
 
 
 def class_of(mnemonic: str) -> str:
@@ -104,10 +106,8 @@ def resources(
     granule = LDS_GRANULE[arch]
     by_lds = LDS_BYTES[arch] // (-(-lds_bytes // granule) * granule) if lds_bytes else by_registers + 1
     groups = min(by_registers, by_lds)
-    if by_lds < by_registers:
-        limit = "lds"
-    else:
-        limit = "vgprs" if VGPRS_PER_LANE // allocated < MAX_WAVES_PER_SIMD else "waves"
+    by_vgprs = VGPRS_PER_LANE // allocated < MAX_WAVES_PER_SIMD
+    limit = "lds" if by_lds < by_registers else "vgprs" if by_vgprs else "waves"
     return Resources(
         arch=arch,
         vgprs=vgprs,
@@ -126,7 +126,7 @@ def resources(
 class Line:
     """Counts of one instruction, summed over the waves of the launch; the fields are those of ``Counters.total``."""
 
-    instruction: InstructionLike
+    instruction: Instruction
     kind: str
     executed: int
     lanes: int
@@ -154,6 +154,12 @@ class Line:
         return {"address": self.address, "text": self.text, "kind": self.kind, **counts}
 
 
+def busy_cycles(instruction: Instruction, arch: str) -> int:
+    """Cycles for which one MFMA keeps its SIMD's matrix unit busy."""
+    flags = instruction.record.flags
+    return mfma_cycles(instruction.mnemonic, arch, cbsz=flags >> CBSZ & 7, blgp=flags >> BLGP & 7)
+
+
 class Counters(Mapping[str, int]):
     """Counters of one launch: a mapping of class (``CLASSES``) to executed wave-instructions.
 
@@ -170,7 +176,7 @@ class Counters(Mapping[str, int]):
 
     def __init__(
         self,
-        instructions: Sequence[InstructionLike],
+        instructions: Sequence[Instruction],
         counts: npt.NDArray[np.uint64],
         *,
         resources: Resources,
@@ -190,7 +196,7 @@ class Counters(Mapping[str, int]):
             classes[kind] += executed
             if kind == "valu":
                 valu_lanes += values["lanes"]
-            busy = executed * mfma_cycles(mnemonic, resources.arch) if kind == "mfma" and executed else 0
+            busy = executed * busy_cycles(instruction, resources.arch) if kind == "mfma" and executed else 0
             self.lines.append(Line(instruction, kind, mfma_cycles=busy, **values))
         self._classes = classes
         self.valu_lanes = valu_lanes

@@ -40,7 +40,7 @@ class Packed:
 
 
 def memory_of(value: Any) -> tuple[int, int, bool] | None:
-    """Start address, bytes and whether it may be written of a numpy array or torch CPU tensor; None for what is neither."""
+    """Start address, bytes, and may it be written, of a numpy array or torch CPU tensor; None for what is neither."""
     if isinstance(value, np.ndarray):
         start, end = np.lib.array_utils.byte_bounds(value)
         return start, end - start, bool(value.flags.writeable)

@@ -1,17 +1,17 @@
 """A timing model of a compute unit. A model, not a measurement: nothing here was compared with hardware.
 
 It takes the counters of a launch and a handful of parameters, and says how many cycles the launch would need if every
-unit of the device took just as long as the parameters say, and which of them takes longest. It is good for comparing two
-builds of one kernel, and for seeing what bounds a kernel.
+unit of the device took just as long as the parameters say, and which of them takes longest. It is good for comparing
+two builds of one kernel, and for seeing what bounds a kernel.
 
-Per wave, each instruction costs its issue cycles; an ``s_waitcnt`` costs the latency of what it waits for, less the cycles
-that were issued since. Per compute unit, the waves that fit at once share four SIMDs (VALU and MFMA), the LDS, the scalar
-and the vector memory units; a batch of workgroups takes the longest of one wave's own time and of each unit's busy time.
+Per wave, each instruction costs its issue cycles; an ``s_waitcnt`` costs the latency of what it waits for, less the
+cycles that were issued since. Per compute unit, the waves that fit at once share four SIMDs (VALU and MFMA), the LDS,
+and the vector memory unit; a batch of workgroups takes the longest of one wave's own time and of each unit's busy time.
 Batches follow one another without overlap.
 
 It ignores: caches (all memory has one latency and one bandwidth), DRAM pages and channels, clock and power, instruction
 fetch, time between workgroups, dependency stalls of VALU and MFMA results, dual issue of one wave, arbitration between
-waves, atomics' contention, and imbalance between waves and between workgroups (it uses means).
+waves, contention of atomics, time at barriers, and imbalance between waves and between workgroups (it uses means).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Estimate:
         units = [f"  {name:<16}{cycles:>12.0f}" for name, cycles in self.units.items()]
         return "\n".join(
             [
-                f"model: {self.cycles:.0f} cycles, {self.microseconds:.1f} us (not a measurement); bound by {self.bound}",
+                f"model, no measurement: {self.cycles:.0f} cycles, {self.microseconds:.1f} us; bound by {self.bound}",
                 f"cycles of the mean wave ({self.batches} batches of {self.waves_per_cu} waves per compute unit):",
                 *rows,
                 "busy cycles of a compute unit per batch:",

@@ -152,7 +152,9 @@ def find_core() -> Path:
     if path.is_file():
         return path
     if chosen is not None:
-        raise CoreMissingError(f"CDNA_EMU_CORE: got {chosen}, expected the path of a compiled core; there is no such file")
+        raise CoreMissingError(
+            f"CDNA_EMU_CORE: got {chosen}, expected the path of a compiled core; there is no such file"
+        )
     raise CoreMissingError(
         f"the compiled core of cdna-emu is missing ({path}). Install a wheel (pip install cdna-emu), or install a C "
         "compiler (the command cc, gcc or clang) and reinstall from source: the build compiles the core."

@@ -94,7 +94,9 @@ class Finding:
     def __str__(self) -> str:
         who = f"workgroup {self.group}, wave {self.wave}" + ("" if self.lane is None else f", lane {self.lane}")
         lines = [
-            f"{self.title}" + (f": {self.register}" if self.register else "") + (f" at {self.place}" if self.place else ""),
+            f"{self.title}"
+            + (f": {self.register}" if self.register else "")
+            + (f" at {self.place}" if self.place else ""),
             f"  {self.pc:#06x}: {self.instruction}",
             f"  in {self.kernel}, {who}" if self.kernel else f"  in {who}",
         ]
@@ -153,6 +155,8 @@ def register_name(kind: str, code: int) -> str | None:
     """Name of the register in ``detail`` of findings about registers."""
     if kind not in {"uninit-vgpr", "uninit-sgpr", "missing-wait", "mfma-hazard"}:
         return None
+    if code >= 1024:  # NO_OPERAND: about no register
+        return None
     if code >= 512:
         return f"a{code - 512}"
     if code >= 256:
@@ -161,9 +165,9 @@ def register_name(kind: str, code: int) -> str | None:
     return special.get(code, f"s{code}")
 
 
-def place_of(kind: str, address: int, spans: Sequence[Span]) -> str:
+def place_of(kind: str, address: int, instruction: str, spans: Sequence[Span]) -> str:
     """An address relative to LDS, or to the argument that holds it or lies nearest before it, else nearest behind."""
-    if kind in {"race", "lds-bounds", "uninit-lds", "lds-at-barrier"}:
+    if kind in LDS_KINDS or (kind == "misaligned" and instruction.startswith("ds_")):
         return f"LDS + {address:#x}"
     ordered = sorted(span for span in spans if span[1])
     index = bisect.bisect_right([start for start, *_ in ordered], address) - 1
@@ -202,7 +206,8 @@ def findings_from(
     return [finding_from(item, instructions, kernel, spans) for item in native]
 
 
-# Kinds whose `address` of the core means memory.
+# Kinds whose `address` of the core is in LDS, and those where it means memory at all.
+LDS_KINDS = {"race", "lds-bounds", "uninit-lds"}
 MEMORY_KINDS = {"race", "lds-bounds", "global-bounds", "read-only", "buffer-bounds", "uninit-lds", "misaligned"}
 
 
@@ -224,7 +229,7 @@ def finding_from(
         wave=int(item.wave),
         lane=int(item.lane) if item.lane < 64 else None,
         address=address,
-        place=None if address is None else place_of(kind, address, spans),
+        place=None if address is None else place_of(kind, address, at.text if at else "", spans),
         register=register_name(kind, item.detail),
         other_instruction=other.text if other and has_other else None,
         other_pc=other.address if other and has_other else None,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ for folder in (HERE, SOURCE):
         sys.path.insert(0, str(folder))
 
 
+@pytest.hookimpl(trylast=True)  # config.cache is there
 def pytest_configure(config: pytest.Config) -> None:
     """Before collection: test modules may load the core when they are imported."""
     from cdna_emu import native
@@ -29,10 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def built_core(config: pytest.Config) -> Path:
-    """Path of a core compiled from the sources of this checkout into pytest's cache folder, if they are newer."""
+    """Path of a core compiled from the sources of this checkout unless pytest's cache has it."""
     from cdna_emu import build_core
 
-    target = Path(config.cache.mkdir("core")) / "_core.so"
+    folder = config.cache.mkdir("core") if getattr(config, "cache", None) else tempfile.mkdtemp(prefix="cdna-emu-")
+    target = Path(folder, "_core.so")
     sources = [path for path in (SOURCE / "cdna_emu" / "core").iterdir() if path.suffix in {".c", ".h", ".def"}]
     if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
         return target

@@ -15,7 +15,16 @@ from pathlib import Path
 CORE = Path(__file__).parent / "core"
 LIBRARY = "_core.so"
 # No contraction into fma and no errno: every operation rounds as the instruction says, and libm calls can be inlined.
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-fvisibility=default")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=default",
+)
 COMPILERS = ("cc", "gcc", "clang")
 
 

@@ -60,6 +60,10 @@ static void fill_table(void)
                 t |= IS_XDL;
             if (has(n, "f8f6f4"))
                 t |= IS_F8F6F4;
+            if (has(n, "smfmac"))
+                t |= IS_SPARSE;
+            if (has(n, "_scale_"))
+                t |= HAS_SCALES;
         }
         o->traits = t;
     }
@@ -196,10 +200,9 @@ static uint64_t source_lanes(const Wave *w, const Insn *i, const OpInfo *op, int
     return w->checks->active;
 }
 
-static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k)
+static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k, const Operand *o)
 {
     struct WaveChecks *c = w->checks;
-    const Operand *o = &i->src[k];
     uint64_t lanes = op->unit == MFMA ? ~0ull : c->active;
     if ((op->traits & ONE_LANE) || ((i->flags & F_DPP) && k == 0))
         lanes = source_lanes(w, i, op, k);
@@ -214,7 +217,7 @@ static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k
             c->pending_lanes[r] = 0;
         }
     }
-    mfma_source(g, w, i, k, o->code);
+    mfma_source(g, w, i, k, o);
 }
 
 static void overwrite(Group *g, Wave *w, const Insn *i, const OpInfo *op, const Operand *o)
@@ -283,9 +286,16 @@ void before_insn(Group *g, Wave *w, const Insn *i)
         uint16_t code = i->src[k].code;
         if (code >= VGPR0) {
             if (code != NO_OPERAND)
-                read_vgprs(g, w, i, op, k);
+                read_vgprs(g, w, i, op, k, &i->src[k]);
         } else if (code < SGPRS)
             read_sgprs(g, w, i, &i->src[k]);
+    }
+    if (op->traits & HAS_SCALES) {
+        Operand scale = {(uint16_t)i->sub, 1, 0}; /* of B; that of A is src[3] */
+        if (scale.code >= VGPR0)
+            read_vgprs(g, w, i, op, 1, &scale);
+        else if (scale.code < SGPRS)
+            read_sgprs(g, w, i, &scale);
     }
     if (i->dst.code != NO_OPERAND)
         overwrite(g, w, i, op, &i->dst);

@@ -15,7 +15,9 @@ enum {
     ONE_LANE = 32,      /* v_readlane, v_readfirstlane, v_writelane */
     NO_COUNTER = 64,    /* cache operations: counted neither by vmcnt nor by lgkmcnt here */
     IS_FLAT = 128,      /* counted by both */
-    IS_F8F6F4 = 256     /* 8-bit operands take twice the passes */
+    IS_F8F6F4 = 256,    /* 8-bit operands take twice the passes */
+    HAS_SCALES = 512,
+    IS_SPARSE = 1024
 };
 
 typedef struct {
@@ -62,7 +64,7 @@ void wave_checks_start(struct WaveChecks *c);
 void report_register(Group *g, const Wave *w, const Insn *i, uint32_t kind, uint32_t code, uint32_t other);
 
 /* ---- hazards.c */
-void mfma_source(Group *g, Wave *w, const Insn *i, int k, uint16_t code);
+void mfma_source(Group *g, Wave *w, const Insn *i, int k, const Operand *o);
 void mfma_overwrite(Group *g, Wave *w, const Insn *i, uint16_t code);
 void mfma_issue(Group *g, Wave *w, const Insn *i);
 

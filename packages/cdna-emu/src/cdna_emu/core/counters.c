@@ -100,7 +100,8 @@ void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t 
     uint32_t lanes = banks / dwords;
     while (lanes & (lanes - 1))
         lanes &= lanes - 1; /* 12 bytes: as 16 */
-    n->bytes += (uint64_t)__builtin_popcountll(mask) * bytes;
+    if (!(i->flags & F_TO_LDS)) /* those are counted where they come from */
+        n->bytes += (uint64_t)__builtin_popcountll(mask) * bytes;
     for (uint32_t first = 0; first < LANES; first += lanes) {
         uint64_t part = mask >> first & (lanes == 64 ? ~0ull : (1ull << lanes) - 1);
         if (!part)

@@ -27,10 +27,10 @@ static uint32_t need_read_ab(const Group *g, const MfmaDef *d)
     return d->traits & IS_XDL ? d->passes + 3u + later(g, d) : d->passes + 2u;
 }
 
-static uint32_t need_read_c(const Group *g, const MfmaDef *d, const Insn *i, const OpInfo *op)
+static uint32_t need_read_c(const Group *g, const MfmaDef *d, const Operand *o, const OpInfo *op)
 {
     bool f64 = op->traits & IS_F64_MFMA;
-    if (d->first == i->src[2].code && d->count == i->src[2].count) {
+    if (d->first == o->code && d->count == o->count) {
         if (f64 && (d->traits & IS_F64_MFMA) && is_4x4(d) && op->passes == 4)
             return 4;
         return !(d->traits & IS_F64_MFMA) && d->passes == 2 ? 2 : 0;
@@ -53,28 +53,31 @@ static uint32_t need_other(const Group *g, const MfmaDef *d, bool memory_reads)
 
 static bool too_early(const struct WaveChecks *c, uint32_t from, uint32_t need) { return c->clock - from < need; }
 
-/* Source k, vector registers from `code` on, of any instruction. */
-void mfma_source(Group *g, Wave *w, const Insn *i, int k, uint16_t code)
+/* Vector registers that are source k of any instruction. Accumulators are src[2]; src[3] of a sparse MFMA. */
+void mfma_source(Group *g, Wave *w, const Insn *i, int k, const Operand *o)
 {
     struct WaveChecks *c = w->checks;
     const OpInfo *op = &op_table()[i->op];
     bool mfma = op->unit == MFMA;
+    uint32_t begin = o->code - VGPR0, end = begin + o->count;
+    if (end > VGPRS)
+        end = VGPRS;
     if (mfma) {
         if (too_early(c, c->exec_clock, 4) && k == 0)
             report_register(g, w, i, FIND_MFMA_HAZARD, EXEC_LO, c->exec_insn);
-        for (uint32_t r = code - VGPR0, end = r + i->src[k].count; r < end && r < VGPRS; r++)
+        for (uint32_t r = begin; r < end; r++)
             if (too_early(c, c->valu_clock[r], 2))
                 report_register(g, w, i, FIND_MFMA_HAZARD, VGPR0 + r, c->valu_insn[r]);
     }
     if ((int32_t)(c->mfma_until - c->clock) <= 0)
         return;
-    bool accumulates = mfma && (k == 2 || k == 3);
+    bool accumulates = mfma && (op->traits & IS_SPARSE ? k == 3 : k == 2);
     bool memory = op->unit == VMEM || op->unit == LDS_UNIT;
-    for (uint32_t r = code - VGPR0, end = r + i->src[k].count; r < end && r < VGPRS; r++) {
+    for (uint32_t r = begin; r < end; r++) {
         const MfmaDef *d = &c->mfma[r];
         if (c->clock - d->ready_from >= LONGEST)
             continue;
-        uint32_t need = !mfma ? need_other(g, d, memory) : accumulates ? need_read_c(g, d, i, op) : need_read_ab(g, d);
+        uint32_t need = !mfma ? need_other(g, d, memory) : accumulates ? need_read_c(g, d, o, op) : need_read_ab(g, d);
         if (too_early(c, d->ready_from, need)) {
             report_register(g, w, i, FIND_MFMA_HAZARD, VGPR0 + r, d->insn);
             return;
@@ -124,7 +127,7 @@ void mfma_issue(Group *g, Wave *w, const Insn *i)
         c->valu_clock[r] = c->clock - 64;
     }
     c->mfma_until = c->clock + LONGEST;
-    if ((op->traits & IS_XDL) && i->sources > 2 && i->src[2].code >= VGPR0 && i->src[2].code != i->dst.code
+    if ((op->traits & (IS_XDL | IS_SPARSE)) == IS_XDL && i->sources > 2 && i->src[2].code >= VGPR0 && i->src[2].code != i->dst.code
         && i->src[2].code != NO_OPERAND) {
         uint32_t wait = passes <= 2 ? 1 : passes <= 4 ? 3 : passes <= 8 ? 7 : 15;
         for (uint32_t r = i->src[2].code - VGPR0, end = r + i->src[2].count; r < end && r < VGPRS; r++) {

@@ -192,8 +192,9 @@ bool lds_ok(Group *g, Wave *w, const Insn *i, uint32_t lane, uint32_t address, u
     }
     if (!g->lds_checks)
         return true;
-    Access a = {g, w, i, lane, 0, store, op_table()[i->op].traits & IS_ATOMIC};
-    if (store && (i->flags & F_TO_LDS))
+    bool atomic = op_table()[i->op].traits & IS_ATOMIC;
+    Access a = {g, w, i, lane, 0, store || atomic, atomic};
+    if (i->flags & F_TO_LDS)
         a.copy = running_copy(g, w, i);
     while (bytes) {
         uint32_t first = address & 3, n = 4 - first < bytes ? 4 - first : bytes;

@@ -13,7 +13,7 @@
 #include "core.h"
 #include "floats.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(CDNA_PORTABLE)
 #define HAVE_AVX2 1
 #include <immintrin.h>
 #endif
@@ -429,7 +429,7 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
     uint32_t cbsz = field(i, F_CBSZ_MASK, F_CBSZ_SHIFT), abid = field(i, F_ABID_MASK, F_ABID_SHIFT);
     uint32_t blgp = field(i, F_BLGP_MASK, F_BLGP_SHIFT), format_a = cbsz, format_b = blgp;
     if (mixed)
-        cbsz = blgp = 0;
+        cbsz = blgp = abid = 0; /* bit 0 of ABID marks the scaled form */
     /* Modifiers where AMD's documents give them no meaning are not guessed. */
     if ((cbsz || abid) && (!s.broadcast_a || (1u << cbsz) > s.blocks || abid >= 1u << cbsz))
         return false;

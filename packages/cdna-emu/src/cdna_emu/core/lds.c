@@ -1,9 +1,7 @@
 /* LDS and lane permutation (ds_*).
 
    Alignment: plain reads and writes may have any (amdhsa runs in unaligned access mode). Atomics must be aligned to their size,
-   transposed reads to 8 bytes (16 for b96), else FIND_MISALIGNED, and the lane reads 0 or writes nothing.
-
-   Atomics count as reads for the race check: those of two waves on one address do not race with each other. */
+   transposed reads to 8 bytes (16 for b96), else FIND_MISALIGNED, and the lane reads 0 or writes nothing. */
 #include "atomics.h"
 #include "core.h"
 
@@ -187,7 +185,7 @@ static void atomic(Group *g, Wave *w, const Insn *i, Access a, uint32_t offset, 
 {
     uint32_t at[LANES];
     addresses(w, i, offset, at);
-    uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, false, a.bytes);
+    uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, true, a.bytes);
     enum Rmw rmw = a.place;
     bool compares = rmw == RMW_CMPSWAP || rmw == RMW_FCMPSWAP, two = compares || rmw == RMW_MSKOR || rmw == RMW_WRAP;
     for (uint32_t l = 0; l < LANES; l++) {

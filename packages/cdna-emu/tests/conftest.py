@@ -1,7 +1,7 @@
-"""Builds the core once per session where no compiled one is installed; tests import helpers from this folder."""
+"""Builds the core once per session where no fresh one is installed; tests import helpers from this folder."""
 
+import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -9,42 +9,36 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parent / "src"
-for folder in (HERE, SOURCE):
+PACKAGE = HERE.parent / "src" / "cdna_emu"
+for folder in (HERE, PACKAGE.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
 @pytest.hookimpl(trylast=True)  # config.cache is there
 def pytest_configure(config: pytest.Config) -> None:
-    """Before collection: test modules may load the core when they are imported."""
-    from cdna_emu import native
-
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: the controller has built it and set the variable
-        return
-    try:
-        native.find_core()
-    except ImportError:
-        if "CDNA_EMU_CORE" in os.environ:
-            raise
-        os.environ["CDNA_EMU_CORE"] = str(built_core(config))
+    """Before collection: test modules load the core when they are imported."""
+    # A worker of pytest-xdist has the variable from the controller.
+    if "CDNA_EMU_CORE" not in os.environ:
+        os.environ["CDNA_EMU_CORE"] = str(fresh_core(config))
 
 
-def built_core(config: pytest.Config) -> Path:
-    """Path of a core compiled from the sources of this checkout unless pytest's cache has it."""
-    from cdna_emu import build_core
-
+def fresh_core(config: pytest.Config) -> Path:
+    """Path of a core as new as the sources: the installed one, that of the last run, or one compiled now."""
+    # By its path: the package cannot be imported without a core.
+    spec = importlib.util.spec_from_file_location("build_core", PACKAGE / "build_core.py")
+    build_core = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_core)
     folder = config.cache.mkdir("core") if getattr(config, "cache", None) else tempfile.mkdtemp(prefix="cdna-emu-")
-    target = Path(folder, "_core.so")
-    sources = [path for path in (SOURCE / "cdna_emu" / "core").iterdir() if path.suffix in {".c", ".h", ".def"}]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
-        return target
-    fresh = target.with_name(f"{os.getpid()}.so")
+    target = Path(folder, build_core.LIBRARY)
+    newest = max(p.stat().st_mtime for p in build_core.CORE.iterdir() if p.suffix in {".c", ".h", ".def"})
+    for core in (PACKAGE / build_core.LIBRARY, target):
+        if core.exists() and core.stat().st_mtime > newest:
+            return core
+    partial = target.with_name(f"{os.getpid()}.so")
     try:
-        build_core.build(SOURCE / "cdna_emu" / "core", fresh)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise pytest.UsageError(
-            f"the core of cdna-emu cannot be compiled (is there a C compiler, cc?): {error}"
-        ) from error
-    fresh.replace(target)
+        build_core.compile_core(partial)
+    except RuntimeError as error:
+        raise pytest.UsageError(f"the core of cdna-emu was not compiled: {error}") from error
+    partial.replace(target)
     return target

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cdna_emu import values
@@ -217,10 +216,8 @@ def show_counters(result: Result, lines: bool) -> None:
         facts.add_row(name, f"{value:.3f}" if isinstance(value, float) else f"{value}")
     out.print(facts)
     if lines:
-        listing = Table()
-        for column in ("address", "executed", "lanes", "lines64", "least", "LDS cycles", "least"):
-            listing.add_column(column, justify="right")
-        listing.add_column("instruction")
+        columns = ("address", "executed", "lanes", "lines64", "least", "LDS cycles", "least")
+        out.print("".join(f"{column:>12}" for column in columns) + "  instruction", highlight=False)
         for line in found.lines:
             if line.executed:
                 numbers = (
@@ -231,8 +228,8 @@ def show_counters(result: Result, lines: bool) -> None:
                     line.lds_cycles,
                     line.lds_cycles_min,
                 )
-                listing.add_row(f"{line.address:#x}", *map(str, numbers), escape(line.text))
-        out.print(listing)
+                row = f"{line.address:#12x}" + "".join(f"{number:>12}" for number in numbers) + f"  {line.text}"
+                out.print(row, markup=False, highlight=False)
 
 
 @app.command()

@@ -227,7 +227,8 @@ def initial_registers(
         user_sgpr=tuple(registers),
         workgroup_id=tuple(map(int, descriptor.workgroup_id)),
         workitem_id=descriptor.workitem_id,
-        mode=program.mode,
+        # The MODE register: rounding and denormals, DX10_CLAMP, IEEE.
+        mode=program.mode | descriptor.dx10_clamp << 8 | descriptor.ieee_mode << 9,
         scratch_bytes=program.scratch_bytes,
     )
     return setup, [arguments, packet]

@@ -82,7 +82,7 @@ typedef struct Wave {
     uint64_t sgpr_init[2];
     uint32_t scc;
     uint32_t pc;                   /* index of the next instruction */
-    uint32_t mode;                 /* FLOAT_MODE of the kernel descriptor: 0-1 round32, 2-3 round16/64, 4-5 denorm32, 6-7 denorm16/64 */
+    uint32_t mode;                 /* MODE: 0-1 round32, 2-3 round16/64, 4-5 denorm32, 6-7 denorm16/64, 8 DX10 clamp, 9 IEEE, 23 FP16_OVFL */
     uint32_t status;
     uint32_t id;                   /* within the workgroup */
     uint64_t executed;

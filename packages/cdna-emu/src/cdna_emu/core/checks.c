@@ -6,7 +6,9 @@
    pending from the request to the wait that covers it; reading it is a finding, and so is overwriting it from another unit.
    Two requests of one counter may write one register: they complete in order.
 
-   A partial write (16-bit halves, bytes of a packed conversion) counts as a write of the register. */
+   A partial write (16-bit halves, bytes of a packed conversion) counts as a write of the register. Compilers let some
+   undefined values be: v_writelane, v_readlane and v_accvgpr_* hand them on, and the high half of a 64-bit sum, product or
+   left shift is undefined if that of a source is. Those are reported where they are used. */
 #include <pthread.h>
 #include <string.h>
 
@@ -48,6 +50,10 @@ static void fill_table(void)
             t |= IS_DOT;
         if (starts(n, "v_readlane") || starts(n, "v_readfirstlane") || starts(n, "v_writelane"))
             t |= ONE_LANE;
+        if (starts(n, "v_readlane") || starts(n, "v_writelane") || starts(n, "v_accvgpr"))
+            t |= MOVES;
+        if (starts(n, "v_mad_u64_u32") || starts(n, "v_mad_i64_i32") || starts(n, "v_lshl_add_u64") || starts(n, "v_lshlrev_b64"))
+            t |= LOW_FROM_LOW;
         if (starts(n, "flat_"))
             t |= IS_FLAT;
         if (starts(n, "buffer_inv") || starts(n, "buffer_wb") || starts(n, "s_dcache"))
@@ -130,12 +136,17 @@ static bool pending(const struct WaveChecks *c, uint32_t r, uint64_t lanes, bool
 
 static bool known_sgpr(uint32_t code) { return code <= 101 || code == VCC_LO || code == VCC_HI || code == M0; }
 
-static void read_sgprs(Group *g, Wave *w, const Insn *i, const Operand *o)
+static void read_sgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k)
 {
     struct WaveChecks *c = w->checks;
+    const Operand *o = &i->src[k];
     for (uint32_t code = o->code; code < SGPRS && code < o->code + (uint32_t)o->count; code++) {
         uint64_t bit = 1ull << (code & 63);
         if (!(w->sgpr_init[code >> 6] & bit) && known_sgpr(code)) {
+            if ((op->traits & MOVES) && k == 0) {
+                c->undefined = ~0ull;
+                continue;
+            }
             report(g, w, i, FIND_UNINIT_SGPR, WHOLE_WAVE, 0, code);
             w->sgpr_init[code >> 6] |= bit;
         }
@@ -208,7 +219,10 @@ static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k
         lanes = source_lanes(w, i, op, k);
     for (uint32_t r = o->code - VGPR0, end = r + o->count; r < end && r < VGPRS; r++) {
         uint64_t missing = lanes & ~w->vgpr_init[r];
-        if (__builtin_expect(missing != 0, 0)) {
+        bool high = (op->traits & LOW_FROM_LOW) && o->count == 2 && r + 1 == end;
+        if (__builtin_expect(missing != 0, 0) && (high || ((op->traits & MOVES) && k == 0)))
+            c->undefined |= missing;
+        else if (__builtin_expect(missing != 0, 0)) {
             report(g, w, i, FIND_UNINIT_VGPR, (uint32_t)__builtin_ctzll(missing), 0, VGPR0 + r);
             w->vgpr_init[r] |= lanes;
         }
@@ -275,6 +289,7 @@ void before_insn(Group *g, Wave *w, const Insn *i)
         return;
     const OpInfo *op = &table[i->op];
     c->active = exec_mask(w);
+    c->undefined = 0;
     if (op->unit == CTRL) {
         if (i->op == OP_s_waitcnt)
             wait_counters(g, w, i);
@@ -288,14 +303,12 @@ void before_insn(Group *g, Wave *w, const Insn *i)
             if (code != NO_OPERAND)
                 read_vgprs(g, w, i, op, k, &i->src[k]);
         } else if (code < SGPRS)
-            read_sgprs(g, w, i, &i->src[k]);
+            read_sgprs(g, w, i, op, k);
     }
     if (op->traits & HAS_SCALES) {
         Operand scale = {(uint16_t)i->sub, 1, 0}; /* of B; that of A is src[3] */
         if (scale.code >= VGPR0)
             read_vgprs(g, w, i, op, 1, &scale);
-        else if (scale.code < SGPRS)
-            read_sgprs(g, w, i, &scale);
     }
     if (i->dst.code != NO_OPERAND)
         overwrite(g, w, i, op, &i->dst);
@@ -343,6 +356,8 @@ void after_insn(Group *g, Wave *w, const Insn *i)
     }
     if (code < SGPRS) {
         wrote_sgprs(w, &i->dst);
+        if (__builtin_expect(c->undefined != 0, 0)) /* v_readlane */
+            w->sgpr_init[code >> 6] &= ~(1ull << (code & 63));
         if (smem)
             for (uint32_t s = code; s < SGPRS && s < code + (uint32_t)i->dst.count; s++) {
                 c->smem_ticket[s] = c->smem.issued;
@@ -373,6 +388,11 @@ void after_insn(Group *g, Wave *w, const Insn *i)
             c->valu_clock[r] = c->clock;
             c->valu_insn[r] = index;
         }
+    }
+    if (__builtin_expect(c->undefined != 0, 0)) {
+        uint32_t r = code - VGPR0 + (op->traits & LOW_FROM_LOW ? 1 : 0);
+        if (r < VGPRS)
+            w->vgpr_init[r] &= ~(c->undefined & lanes);
     }
     if (op->unit == MFMA)
         mfma_issue(g, w, i);

@@ -17,7 +17,9 @@ enum {
     IS_FLAT = 128,      /* counted by both */
     IS_F8F6F4 = 256,    /* 8-bit operands take twice the passes */
     HAS_SCALES = 512,
-    IS_SPARSE = 1024
+    IS_SPARSE = 1024,
+    MOVES = 2048,       /* between register files, as spills do: an undefined value is passed on, not reported */
+    LOW_FROM_LOW = 4096 /* 64-bit: the low half of the result does not depend on the high halves of the sources */
 };
 
 typedef struct {
@@ -44,6 +46,7 @@ typedef struct { uint32_t issued, done; } Tickets;
 
 struct WaveChecks {
     uint64_t active;    /* EXEC before the instruction */
+    uint64_t undefined; /* MOVES: lanes of the source; LOW_FROM_LOW: lanes of a source's high half */
     uint32_t clock;     /* wait states so far: 1 per instruction, n + 1 for s_nop n */
     uint32_t mfma_until, war_until; /* clock from which no MFMA rule can be broken any more */
     Tickets vm, lds, smem;

@@ -4,26 +4,27 @@
    number of passes of the first MFMA; XDL is every MFMA but those of f32 and f64. Modelled:
      VALU (not v_dot*) writes a VGPR, MFMA reads it                    2
      VALU writes EXEC (v_cmpx), MFMA                                   4
-     MFMA writes, MFMA reads as A or B       XDL N + 3 (gfx950: + 1 if N > 2), f32 N + 2, f64 6 (4x4), 11 (16x16; gfx950 19)
-     MFMA writes, MFMA reads part of it as C XDL N + 1 (gfx950: + 1), f32 N (0 into XDL), f64 4, 9 (gfx950 17)
+     MFMA writes, MFMA reads as A or B       XDL N + 3 (gfx950: + 1 for N = 4, 8), f32 N + 2, f64 6 (4x4), 11 (16x16)
+     MFMA writes, MFMA reads part of it as C XDL N + 1 (gfx950: + 1), f32 N (0 into XDL), f64 4, 9
      MFMA writes, MFMA reads the same registers as C                   0, or 2 for N = 2, f64 4x4 into f64 4x4: 4
      MFMA writes, VALU, VMEM or LDS reads or overwrites it
-                                             XDL N + 3 (gfx950: + 1 if N > 2), f32 N + 2, f64 6, 11 (gfx950 19) for VALU and
-                                             overwriting, 9, 18 (gfx950 26) for VMEM and LDS reading
+                                             XDL N + 3 (gfx950: + 1 for N = 4, 8), f32 N + 2, f64 6, 11; 9, 18 where VMEM
+                                             or LDS reads
      XDL reads C, VALU, VMEM or LDS overwrites it                      1, 3, 7, 15 for 2, 4, 8, 16 passes
+   These are the distances that LLVM keeps, which bounds them at 19; gfx950 may want more after 16 passes and after f64.
    Not modelled: v_dot*, transcendental and v_permlane rules, VALU to SGPR rules, LDS direct loads, f64 FMA after f64 MFMA. */
 #include "checks.h"
 
-enum { LONGEST = 28 };
+enum { LONGEST = 20 };
 
 static bool is_4x4(const MfmaDef *d) { return (d->traits & IS_F64_MFMA) ? d->passes == 4 : d->passes == 2; }
 
-static uint32_t later(const Group *g, const MfmaDef *d) { return g->launch->arch == GFX950 && d->passes > 2; }
+static uint32_t later(const Group *g, const MfmaDef *d) { return g->launch->arch == GFX950 && (d->passes == 4 || d->passes == 8); }
 
 static uint32_t need_read_ab(const Group *g, const MfmaDef *d)
 {
     if (d->traits & IS_F64_MFMA)
-        return is_4x4(d) ? 6 : g->launch->arch == GFX950 ? 19 : 11;
+        return is_4x4(d) ? 6 : 11;
     return d->traits & IS_XDL ? d->passes + 3u + later(g, d) : d->passes + 2u;
 }
 
@@ -36,7 +37,7 @@ static uint32_t need_read_c(const Group *g, const MfmaDef *d, const Operand *o, 
         return !(d->traits & IS_F64_MFMA) && d->passes == 2 ? 2 : 0;
     }
     if (d->traits & IS_F64_MFMA)
-        return op->traits & IS_XDL ? 0 : is_4x4(d) ? 4 : g->launch->arch == GFX950 ? 17 : 9;
+        return op->traits & IS_XDL ? 0 : is_4x4(d) ? 4 : 9;
     if (d->traits & IS_XDL)
         return d->passes + 1u + (g->launch->arch == GFX950);
     return op->traits & IS_XDL ? 0 : d->passes;
@@ -47,8 +48,8 @@ static uint32_t need_other(const Group *g, const MfmaDef *d, bool memory_reads)
     if (!(d->traits & IS_F64_MFMA))
         return need_read_ab(g, d);
     if (memory_reads)
-        return is_4x4(d) ? 9 : g->launch->arch == GFX950 ? 26 : 18;
-    return is_4x4(d) ? 6 : g->launch->arch == GFX950 ? 19 : 11;
+        return is_4x4(d) ? 9 : 18;
+    return is_4x4(d) ? 6 : 11;
 }
 
 static bool too_early(const struct WaveChecks *c, uint32_t from, uint32_t need) { return c->clock - from < need; }

@@ -351,7 +351,7 @@ def run_instruction(
             wave,
             padded.ctypes.data_as(POINTER(c_uint8)),
             launch.code[index],
-            ctypes.byref(counts, index * ctypes.sizeof(Count)),
+            counts[index],
             native,
             FINDING_LIMIT,
             found,

@@ -78,7 +78,7 @@ class Descriptor:
 
     @property
     def mode(self) -> int:
-        """FLOAT_MODE: rounding of f32 (bits 0-1) and f16/f64 (2-3), denormals of f32 (4-5) and f16/f64 (6-7; 3: kept)."""
+        """FLOAT_MODE: rounding of f32 (bits 0-1), f16 and f64 (2-3); denormals of f32 (4-5), f16 and f64 (6-7)."""
         return self.rsrc1 >> 12 & 0xFF
 
     @property
@@ -226,7 +226,9 @@ class CodeObject:
         try:
             return cls(*_parse(elf), elf)
         except (ELFError, struct.error, msgpack.UnpackException, KeyError, IndexError) as error:
-            raise ValueError(f"elf: got a truncated or damaged file of {len(elf)} bytes ({error}), expected whole") from error
+            raise ValueError(
+                f"elf: got {len(elf)} bytes, truncated or damaged ({error}), expected a whole file"
+            ) from error
 
     def kernel(self, name: str | None = None) -> Kernel:
         """The kernel of this name, or the only one. ValueError: no such kernel, or several and no name."""
@@ -296,7 +298,8 @@ def _kernel(file: ELFFile, elf: bytes, arch: str, entry: Mapping[str, Any], symb
     size = function["st_size"] if function is not None and function["st_value"] == entry_address else 0
     code, offset = _bytes_at(file, elf, entry_address, size, f"code of {name}")
     args = tuple(
-        KernelArg(arg.get(".name", ""), arg[".offset"], arg[".size"], arg[".value_kind"]) for arg in entry.get(".args", ())
+        KernelArg(arg.get(".name", ""), arg[".offset"], arg[".size"], arg[".value_kind"])
+        for arg in entry.get(".args", ())
     )
     kernarg_size = entry.get(".kernarg_segment_size", descriptor.kernarg_size)
     return Kernel(name, arch, descriptor, args, kernarg_size, entry, code, offset)

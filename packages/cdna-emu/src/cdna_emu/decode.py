@@ -1,8 +1,8 @@
 """Machine code to the records that the core executes (struct Insn in core/core.h).
 
-The instruction tables are tinygrad's (pinned: the module paths below are not a public interface); this is the one file that
-uses them. What they lack for our two architectures is put right here: the scale prefix of MFMA is taken for one only by its
-own opcode, 0x7f is the "no scalar address" of gfx9, and the modifiers that share bits with others (bitop3, fma_mix).
+The instruction tables are tinygrad's (pinned: its modules below are no public interface); only this file uses them.
+What they lack for our two architectures is put right here: the prefix of a scaled MFMA is told by its own opcode alone,
+0x7f is the "no scalar address" of gfx9, xf32 MFMA has operands, and abs of v_fma_mix is where neg_hi is.
 """
 
 import functools
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tinygrad.renderer.amd import detect_format
 from tinygrad.renderer.amd.dsl import EnumBitField, FixedBitField
-from tinygrad.runtime.autogen.amd.cdna.ins import VOP3PX2
+from tinygrad.runtime.autogen.amd.cdna import enum as tables
+from tinygrad.runtime.autogen.amd.cdna.ins import VOP3P_MFMA, VOP3PX2
 from tinygrad.runtime.autogen.amd.cdna.operands import OPERANDS
 
 from . import ops
@@ -62,6 +63,10 @@ _RENAMED = {
     "v_mad_mixlo_f16": "v_fma_mixlo_f16",
     "v_mad_mixhi_f16": "v_fma_mixhi_f16",
 }
+_XF32 = {
+    "v_mfma_f32_16x16x8_xf32": {"vdst": 4, "src0": 2, "src1": 2, "src2": 4},
+    "v_mfma_f32_32x32x4_xf32": {"vdst": 16, "src0": 2, "src1": 2, "src2": 16},
+}
 _CARRY_IN = frozenset(("v_addc_co_u32", "v_subb_co_u32", "v_subbrev_co_u32"))
 _CARRY_OUT = _CARRY_IN | {"v_add_co_u32", "v_sub_co_u32", "v_subrev_co_u32"}
 _READS_DST = frozenset(
@@ -74,8 +79,10 @@ BRANCHES = frozenset(("s_branch", "s_call_b64", "s_cbranch_i_fork")) | {
 
 
 class Operand(NamedTuple):
+    """One operand: its code in core.h, the 32-bit registers it takes, NEG and ABS."""
+
     code: int = NO_OPERAND
-    count: int = 0
+    registers: int = 0
     mods: int = 0
 
 
@@ -104,7 +111,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `address` counts bytes from the start of the code's section; `mnemonic` has no encoding suffix."""
+    """One instruction. `address`: bytes from the start of the code's section; `mnemonic`: without encoding suffix."""
 
     address: int
     size: int
@@ -290,9 +297,6 @@ def _vop3(form: _Form, raw: int) -> _Draft:
     d = _Draft(dst=form.vector(raw, "vdst"))
     if "sdst" in form.counts:
         d.sdst = Operand(form.get(raw, "sdst"), form.counts["sdst"])
-    if form.mnemonic.startswith("v_bitop3"):  # the truth table has the bits of neg, abs and omod
-        d.offset = neg | abs_ << 3 | omod << 6
-        neg = abs_ = omod = 0
     d.src0 = form.source(raw, "src0", mods=_mods(neg, abs_, 0))
     d.src1 = form.source(raw, "src1", mods=_mods(neg, abs_, 1))
     d.src2 = form.source(raw, "src2", mods=_mods(neg, abs_, 2))
@@ -328,8 +332,8 @@ def _mfma(form: _Form, raw: int) -> _Draft:
     if "f8f6f4" in form.mnemonic:
         if cbsz > 4 or blgp > 4:
             raise ValueError(f"{form.mnemonic}: cbsz {cbsz}, blgp {blgp}; expected 0 to 4")
-        d.src0 = d.src0._replace(count=_F8F6F4_REGISTERS[cbsz])
-        d.src1 = d.src1._replace(count=_F8F6F4_REGISTERS[blgp])
+        d.src0 = d.src0._replace(registers=_F8F6F4_REGISTERS[cbsz])
+        d.src1 = d.src1._replace(registers=_F8F6F4_REGISTERS[blgp])
     if "smfmac" in form.mnemonic:
         d.src3 = d.dst  # accumulates in place; src2 holds the indices
     d.flags = cbsz << CBSZ | form.get(raw, "abid") << ABID | blgp << BLGP
@@ -362,9 +366,9 @@ def _flat(form: _Form, raw: int) -> _Draft:
     if based:
         d.src2 = Operand(saddr, 2 if form.encoding == "GLOBAL" else 1)
     if form.encoding == "SCRATCH":
-        d.src0 = form.vector(raw, "addr")._replace(count=1) if form.get(raw, "sve") else _NONE
+        d.src0 = form.vector(raw, "addr")._replace(registers=1) if form.get(raw, "sve") else _NONE
     else:
-        d.src0 = form.vector(raw, "addr")._replace(count=1 if based else 2)
+        d.src0 = form.vector(raw, "addr")._replace(registers=1 if based else 2)
     if "_lds_" in form.mnemonic:
         d.flags |= TO_LDS
         d.dst = _NONE
@@ -380,7 +384,7 @@ def _mubuf(form: _Form, raw: int) -> _Draft:
     offen, idxen, to_lds = form.get(raw, "offen"), form.get(raw, "idxen"), form.get(raw, "lds")
     d.flags |= offen * OFFEN | idxen * IDXEN | to_lds * TO_LDS
     if offen or idxen:
-        d.src0 = form.vector(raw, "vaddr")._replace(count=offen + idxen)
+        d.src0 = form.vector(raw, "vaddr")._replace(registers=offen + idxen)
     d.src2 = Operand(form.get(raw, "srsrc") * 4, 4)
     d.src3 = Operand(form.get(raw, "soffset"), 1)
     data = form.vector(raw, "vdata", form.get(raw, "acc"))
@@ -389,7 +393,7 @@ def _mubuf(form: _Form, raw: int) -> _Draft:
     else:
         d.src1 = data
         if "atomic" in form.mnemonic and form.get(raw, "sc0"):
-            d.dst = data._replace(count=data.count // 2) if "cmpswap" in form.mnemonic else data
+            d.dst = data._replace(registers=data.registers // 2) if "cmpswap" in form.mnemonic else data
     return d
 
 
@@ -410,6 +414,11 @@ _FILL: dict[str, Callable[[_Form, int], _Draft]] = {
 }
 
 
+def _llvm_name(name: str) -> str:
+    mnemonic = name.lower().removesuffix("_e32").removesuffix("_e64")
+    return _RENAMED.get(mnemonic, mnemonic)
+
+
 def _form(cls: Any, word: int) -> _Form:
     fields = dict(cls._fields)
     shifts = {name: (field.lo, field.mask) for name, field in fields.items() if not isinstance(field, FixedBitField)}
@@ -417,10 +426,9 @@ def _form(cls: Any, word: int) -> _Form:
     assert isinstance(enum, EnumBitField)
     op = enum.decode(word >> enum.lo & enum.mask)
     operands = OPERANDS.get(op, {})
-    mnemonic = op.name.lower().removesuffix("_e32").removesuffix("_e64")
     return _Form(
         cls.__name__,
-        _RENAMED.get(mnemonic, mnemonic),
+        _llvm_name(op.name),
         cls._base_size,
         shifts,
         {name: max(1, bits // 32) for name, (_, bits, _) in operands.items()},
@@ -432,7 +440,12 @@ def _form(cls: Any, word: int) -> _Form:
 def _form_of_bits(word: int) -> _Form:
     """Form of an instruction whose first dword has these format and opcode bits. ValueError: none."""
     code = word.to_bytes(4, "little") + bytes(12)
-    return _form(type(detect_format(code, "cdna").from_bytes(code)), word)
+    cls = type(detect_format(code, "cdna").from_bytes(code))
+    form = _form(cls, word)
+    if form.mnemonic in _XF32:  # listed under VOP3P, without operands
+        kinds = dict.fromkeys(_XF32[form.mnemonic], "OPR_SRC_VGPR_OR_ACCVGPR")
+        return replace(_form(VOP3P_MFMA, word), counts=_XF32[form.mnemonic], kinds=kinds)
+    return form
 
 
 @functools.cache
@@ -486,7 +499,7 @@ def _decode(form: _Form, raw: bytes, arch: str) -> Instruction:
         raise ValueError("reserved source")
     op = ops.table().get(form.mnemonic)
     number = op.number if op is not None and op.on(arch) else ops.UNKNOWN
-    sources = max((k + 1 for k, operand in enumerate(src) if operand.count), default=0)
+    sources = max((k + 1 for k, operand in enumerate(src) if operand.registers), default=0)
     record = Record(0, number, form.size, sources, d.dst, d.sdst, src, d.literal, d.offset, d.flags, d.sub)
     return Instruction(0, form.size, form.mnemonic, raw, op.unit if op else "", form.encoding, record)
 
@@ -541,8 +554,18 @@ def records(instructions: Sequence[Instruction]) -> npt.NDArray[np.void]:
     return np.frombuffer(b"".join(i.record.pack() for i in instructions), RECORD_DTYPE).copy()
 
 
+def _names(*enums: str) -> frozenset[str]:
+    classes = [cls for name, cls in vars(tables).items() if name.endswith("Op") and (not enums or name in enums)]
+    return frozenset(_llvm_name(name) for cls in classes for name in cls.__members__)
+
+
 @functools.cache
 def short_forms() -> frozenset[str]:
     """Mnemonics with a 32-bit vector encoding: LLVM marks the 64-bit one of these with _e64."""
-    names = (op.name.lower() for op in OPERANDS if type(op).__name__ in ("VOP1Op", "VOP2Op", "VOPCOp"))
-    return frozenset(name.removesuffix("_e32") for name in names)
+    return _names("VOP1Op", "VOP2Op", "VOPCOp")
+
+
+@functools.cache
+def mnemonics() -> frozenset[str]:
+    """Every mnemonic of the tables, without encoding suffix, whatever its architecture."""
+    return _names()

@@ -28,6 +28,8 @@ _DPP_ROWS = {0x100: "row_shl", 0x110: "row_shr", 0x120: "row_ror", 0x150: "row_n
 _DPP_WHOLE = {0x130: "wave_shl:1", 0x134: "wave_rol:1", 0x138: "wave_shr:1", 0x13C: "wave_ror:1", 0x140: "row_mirror"}
 _DPP_WHOLE |= {0x141: "row_half_mirror", 0x142: "row_bcast:15", 0x143: "row_bcast:31"}
 _FP8_SOURCE = re.compile("v_cvt_(pk_)?f32_(fp|bf)8")  # their SDWA form has no destination select
+_ONLY_SHORT = frozenset(("v_fmamk_f32", "v_fmaak_f32", "v_madmk_f16", "v_madak_f16", "v_nop", "v_clrexcp"))
+_ONLY_SHORT |= {"v_readfirstlane_b32", "v_swap_b32", "v_accvgpr_mov_b32"}
 # Opcodes of VOP3 that have no shorter form carry no _e64.
 _E64_ENCODINGS = ("VOP3", "VOP3_SDST", "VOP3SD")
 
@@ -53,14 +55,14 @@ def register(code: int, count: int, literal: int = 0) -> str:
     if 128 <= code <= 208:
         return str(code - 128 if code <= 192 else 192 - code)
     if 240 <= code <= 248:
-        return _FLOATS[code - 240]
+        return "0.15915494309189532" if code == 248 and count == 2 else _FLOATS[code - 240]
     if code == LITERAL:
         return f"{literal:#x}"
     return f"<operand {code}>"
 
 
 def _source(operand: "Operand", literal: int, sext: bool = False) -> str:
-    text = register(operand.code, operand.count, literal)
+    text = register(operand.code, operand.registers, literal)
     if sext:
         text = f"sext({text})"
     if operand.mods & ABS:
@@ -124,7 +126,7 @@ def _waitcnt(simm: int) -> str:
 def _scalar_text(mnemonic: str, encoding: str, raw: bytes, r: "Record") -> str:
     simm = struct.unpack_from("<H", raw)[0]
     signed = simm - 0x10000 if simm & 0x8000 else simm
-    operands = [register(o.code, o.count, r.literal) for o in (r.dst, *r.src) if o.count]
+    operands = [register(o.code, o.registers, r.literal) for o in (r.dst, *r.src) if o.registers]
     if encoding.startswith("SOPK"):
         operands = operands[:1]
         hwreg = f"hwreg({simm & 63}, {simm >> 6 & 31}, {(simm >> 11) + 1})"
@@ -151,11 +153,11 @@ _SIMM_OPS = frozenset(
 
 
 def _smem_text(mnemonic: str, r: "Record") -> str:
-    data = r.dst if r.dst.count else r.src[1]
-    operands = [register(o.code, o.count) for o in (data, r.src[2]) if o.count]
+    data = r.dst if r.dst.registers else r.src[1]
+    operands = [register(o.code, o.registers) for o in (data, r.src[2]) if o.registers]
     tail = ""
-    if r.src[2].count:
-        if r.src[3].count:
+    if r.src[2].registers:
+        if r.src[3].registers:
             operands.append(register(r.src[3].code, 1))
             tail = f" offset:{r.offset:#x}" if r.offset else ""
         else:
@@ -166,7 +168,7 @@ def _smem_text(mnemonic: str, r: "Record") -> str:
 def _vector_sources(mnemonic: str, r: "Record") -> Iterator[str]:
     implicit = _implicit_sources(mnemonic)
     for k, operand in enumerate(r.src):
-        if operand.count and k not in implicit:
+        if operand.registers and k not in implicit:
             yield _source(operand, r.literal, bool(r.flags >> 20 & 1 and k < 2 and r.sub >> 11 + k & 1))
 
 
@@ -179,16 +181,16 @@ def _implicit_sources(mnemonic: str) -> tuple[int, ...]:
 
 
 def _vop_text(mnemonic: str, encoding: str, r: "Record") -> str:
-    operands = [register(r.dst.code, r.dst.count)] if r.dst.count else []
-    if r.sdst.count and not mnemonic.startswith("v_cmpx"):
-        operands.append(register(r.sdst.code, r.sdst.count))
+    operands = [register(r.dst.code, r.dst.registers)] if r.dst.registers else []
+    if r.sdst.registers and not mnemonic.startswith("v_cmpx"):
+        operands.append(register(r.sdst.code, r.sdst.registers))
+    if mnemonic.startswith("v_bitop3"):
+        return _bitop3_text(mnemonic, r, operands)
     operands += _vector_sources(mnemonic, r)
     if encoding in _E64_ENCODINGS:
         suffix, tail = "_e64" if _has_short_form(mnemonic) else "", ""
-        if mnemonic.startswith("v_bitop3"):
-            tail = f" bitop3:{r.offset:#x}"
         if opsel := r.flags >> 3 & 15:
-            count = 3 if mnemonic.startswith("v_cvt_sr_") else sum(1 for o in r.src[:3] if o.count)
+            count = 3 if mnemonic.startswith("v_cvt_sr_") else sum(1 for o in r.src[:3] if o.registers)
             tail += _listed("op_sel", [*_bits(opsel, 0, count), opsel >> 3])
         tail += _output_modifiers(r.flags)
     elif encoding.endswith("_DPP16"):
@@ -204,9 +206,20 @@ def _vop_text(mnemonic: str, encoding: str, r: "Record") -> str:
         )
     else:
         suffix, tail = "_e32", ""
-        if mnemonic in ("v_fmamk_f32", "v_fmaak_f32", "v_madmk_f16", "v_madak_f16"):
+        if mnemonic in _ONLY_SHORT:
             suffix = ""
     return f"{mnemonic}{suffix} {', '.join(operands)}".rstrip() + tail
+
+
+def _bitop3_text(mnemonic: str, r: "Record", operands: list[str]) -> str:
+    """The truth table is in the bits of neg, abs and omod."""
+    operands += [register(o.code, o.registers) for o in r.src[:3]]
+    table = (r.flags >> 1 & 3) << 6
+    for k, operand in enumerate(r.src[:3]):
+        table |= (operand.mods & NEG) << k | (operand.mods & ABS) << 2 + k
+    opsel = r.flags >> 3 & 15
+    tail = _listed("op_sel", _bits(opsel, 0, 4)) if opsel else ""
+    return f"{mnemonic} {', '.join(operands)} bitop3:{table:#x}{tail}"
 
 
 def _has_short_form(mnemonic: str) -> bool:
@@ -216,10 +229,10 @@ def _has_short_form(mnemonic: str) -> bool:
 
 
 def _vop3p_text(mnemonic: str, r: "Record") -> str:
-    sources = [o for o in r.src[:3] if o.count]
+    sources = [o for o in r.src[:3] if o.registers]
     mix = mnemonic.startswith("v_fma_mix")
     plain = [o if mix else o._replace(mods=0) for o in sources]
-    operands = [register(r.dst.code, r.dst.count), *(_source(o, r.literal) for o in plain)]
+    operands = [register(r.dst.code, r.dst.registers), *(_source(o, r.literal) for o in plain)]
     count = len(sources)
     tail = ""
     if any(opsel := _bits(r.flags, 3, count)):
@@ -236,7 +249,10 @@ def _vop3p_text(mnemonic: str, r: "Record") -> str:
 
 
 def _mfma_text(mnemonic: str, encoding: str, r: "Record") -> str:
-    operands = [register(r.dst.code, r.dst.count), *(register(o.code, o.count) for o in r.src[:3] if o.count)]
+    operands = [
+        register(r.dst.code, r.dst.registers),
+        *(register(o.code, o.registers) for o in r.src[:3] if o.registers),
+    ]
     cbsz, abid, blgp = r.flags >> 21 & 7, r.flags >> 24 & 15, r.flags >> 28 & 7
     tail = ""
     if encoding == "VOP3PX2":
@@ -246,12 +262,12 @@ def _mfma_text(mnemonic: str, encoding: str, r: "Record") -> str:
     if mnemonic.startswith("v_mfma_f64"):
         tail += _listed("neg", _bits(blgp, 0, 3)) if blgp else ""
         blgp = 0
-    pairs = (("cbsz", cbsz), ("abid", abid), ("blgp", blgp))
+    pairs = (("cbsz", cbsz), ("abid", 0 if encoding == "VOP3PX2" else abid), ("blgp", blgp))
     return f"{mnemonic} {', '.join(operands)}{tail}" + "".join(f" {name}:{value}" for name, value in pairs if value)
 
 
 def _ds_text(mnemonic: str, r: "Record") -> str:
-    operands = [register(o.code, o.count) for o in (r.dst, *r.src[:3]) if o.count]
+    operands = [register(o.code, o.registers) for o in (r.dst, *r.src[:3]) if o.registers]
     if any(part in mnemonic for part in ("read2", "write2", "wrxchg2")):
         tail = "".join(f" offset{k}:{v}" for k, v in enumerate((r.offset & 255, r.offset >> 8)) if v)
     else:
@@ -260,21 +276,21 @@ def _ds_text(mnemonic: str, r: "Record") -> str:
 
 
 def _address_text(mnemonic: str, encoding: str, r: "Record") -> str:
-    address = register(r.src[0].code, r.src[0].count) if r.src[0].count else "off"
-    data = [register(r.src[1].code, r.src[1].count)] if r.src[1].count else []
-    operands = [register(r.dst.code, r.dst.count)] if r.dst.count else []
+    address = register(r.src[0].code, r.src[0].registers) if r.src[0].registers else "off"
+    data = [register(r.src[1].code, r.src[1].registers)] if r.src[1].registers else []
+    operands = [register(r.dst.code, r.dst.registers)] if r.dst.registers else []
     operands += [address, *data]
     if encoding != "FLAT":
-        operands.append(register(r.src[2].code, r.src[2].count) if r.src[2].count else "off")
+        operands.append(register(r.src[2].code, r.src[2].registers) if r.src[2].registers else "off")
     return f"{mnemonic} {', '.join(operands)}" + (f" offset:{r.offset}" if r.offset else "") + _cache(r.flags)
 
 
 def _buffer_text(mnemonic: str, r: "Record") -> str:
-    if not r.src[2].count:
+    if not r.src[2].registers:
         return mnemonic + _cache(r.flags)
-    data = r.src[1] if r.src[1].count else r.dst
-    operands = [register(data.code, data.count)] if data.count else []
-    operands.append(register(r.src[0].code, r.src[0].count) if r.src[0].count else "off")
+    data = r.src[1] if r.src[1].registers else r.dst
+    operands = [register(data.code, data.registers)] if data.registers else []
+    operands.append(register(r.src[0].code, r.src[0].registers) if r.src[0].registers else "off")
     operands += [register(r.src[2].code, 4), register(r.src[3].code, 1)]
     tail = (" idxen" if r.flags >> 14 & 1 else "") + (" offen" if r.flags >> 13 & 1 else "")
     tail += (f" offset:{r.offset}" if r.offset else "") + _cache(r.flags) + (" lds" if r.flags >> 18 & 1 else "")

@@ -18,6 +18,8 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Op:
+    """An opcode of the core."""
+
     name: str
     number: int  # enum Op
     unit: str  # enum Unit
@@ -28,8 +30,6 @@ class Op:
 
 
 def _entries(folder: Traversable, name: str) -> Iterator[tuple[str, str, str]]:
-    if not folder.joinpath(name).is_file():
-        return
     text = _COMMENT.sub("", folder.joinpath(name).read_text(encoding="utf-8"))
     for match in _LINE.finditer(text):
         op, unit, archs, include = match.groups()

@@ -253,6 +253,16 @@ def test_result_over_an_input(overlap: str) -> None:
     assert same(np.stack([state.vgpr(d + n) for n in range(16)]), twin.run(name, "gfx950", a, b, c), "f32")
 
 
+@pytest.mark.parametrize("shift", [-2, 2])
+def test_result_over_other_rows_of_c(shift: int) -> None:
+    name = "v_mfma_f32_16x16x16_f16"
+    a, b, c = operands(name, 0.0)
+    d = C0 + shift
+    code = assemble(f"{name} {group(d, 4)}, {group(A0, 2)}, {group(B0, 2)}, {group(C0, 4)}", "gfx942")
+    state = run_instruction("gfx942", code, vgpr={**spread(a, A0), **spread(b, B0), **spread(c, C0)})
+    assert same(np.stack([state.vgpr(d + n) for n in range(4)]), twin.run(name, "gfx942", a, b, c), "f32")
+
+
 @pytest.mark.parametrize("shape", ["16x16x128", "32x32x64"])
 @pytest.mark.parametrize("kind_a", twin.F8F6F4)
 @pytest.mark.parametrize("kind_b", twin.F8F6F4)

@@ -1,8 +1,8 @@
 """How long the matrix unit of a SIMD is busy with one MFMA: passes of four cycles.
 
 gfx942: "Execution cycles" of the AMD Matrix Instruction Calculator (CDNA3), which are those of the CDNA3 ISA document.
-gfx950: the scheduling model that AMD keeps in LLVM (SISchedule.td, SIDPGFX950FullSpeedModel); the forms with twice the K take
-the passes of the gfx942 form, f64 16x16x4 takes twice as many, and f8f6f4 twice as many when A or B is fp8 or bf8.
+gfx950: the scheduling model that AMD keeps in LLVM (SISchedule.td, SIDPGFX950FullSpeedModel); forms with twice the K
+take the passes of the gfx942 form, f64 16x16x4 takes twice as many, and f8f6f4 twice as many when A or B is fp8 or bf8.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ F64 = npt.NDArray[np.float64]
 
 
 def _odd_sum(x: F64, y: F64) -> F64:
-    """x + y rounded to odd: rounding that once more to at most 51 bits equals rounding the exact sum (Boldo, Melquiond)."""
+    """x + y rounded to odd; rounded again, to at most 51 bits, it is the exact sum rounded once (Boldo, Melquiond)."""
     total = x + y
     back = total - x
     error = (x - (total - back)) + (y - back)

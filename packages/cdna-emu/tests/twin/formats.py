@@ -14,7 +14,7 @@ U32 = npt.NDArray[np.uint32]
 class Format:
     """Sign, exponent and mantissa of a narrow float.
 
-    specials: "ieee" (highest exponent: infinity, NaN), "fn" (only all ones is NaN), "fnuz" (only the negative zero is NaN)
+    specials: "ieee" (highest exponent: infinity, NaN), "fn" (all ones is the only NaN), "fnuz" (negative zero is)
     or "none".
     """
 
@@ -85,7 +85,7 @@ class Format:
         if self.specials == "fnuz":
             return np.where(nan, 1 << self.bits - 1, np.where(code == 0, 0, code | sign))
         quiet = (1 << self.bits - 1) - 1 if self.specials == "fn" else self.largest + 1 + (1 << self.mantissa - 1)
-        return np.where(nan, quiet, code | sign)
+        return np.where(nan, quiet, code) | sign
 
 
 F16 = Format("f16", 5, 10, 15, "ieee")

@@ -1,7 +1,7 @@
-"""Matrix instructions: for every element of A, B, C and D the lane, register and bits that hold it, then sums in order of k.
+"""Matrix instructions: lane, register and bits of every element of A, B, C and D, then sums in order of k.
 
 The maps are those that AMD's matrix instruction calculator prints as "matrix element to register mapping"; those of the
-gfx950 forms with twice the K continue them, and the f8f6f4 ones follow AMD's article on matrix core programming (CDNA4).
+gfx950 forms with twice the K continue them; the f8f6f4 ones follow AMD's article on matrix core programming (CDNA4).
 """
 
 import functools

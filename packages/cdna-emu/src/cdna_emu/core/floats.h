@@ -37,6 +37,13 @@ static inline double f64_of_bits(uint64_t bits)
     return value;
 }
 
+/* yes or no by a mask: compilers turn a ?: on floating-point results into branches, which keeps loops scalar. */
+static inline uint32_t select_bits(bool condition, uint32_t yes, uint32_t no)
+{
+    uint32_t mask = 0u - (uint32_t)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
 /* Magnitude of a finite float32 in a format with `mantissa` stored bits and the given bias: exponent and mantissa fields as
    one integer, which may exceed the format's largest value. Discarded bits round to nearest even, or, if stochastic, after
    the top bits of `random` have been added to them. `toward_zero` drops them. */
@@ -91,11 +98,11 @@ static inline uint16_t f16_from_f32_rtz(float value) { return f16_from_f32_round
 
 static inline float f32_from_f16(uint16_t half)
 {
-    /* Denormals are normalised by a float subtraction, which is exact: no loop, no branch for the vectoriser. */
+    /* Denormals: the field put under an implicit bit, which an exact subtraction takes away again. */
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
-    uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00 ? 224u << 23 : 112u << 23);
+    uint32_t normal = (magnitude << 13) + select_bits(magnitude >= 0x7c00, 224u << 23, 112u << 23);
     uint32_t denormal = bits_of_f32(f32_of_bits((113u << 23) + (magnitude << 13)) - f32_of_bits(113u << 23));
-    return f32_of_bits(sign | (magnitude < 0x400 ? denormal : normal));
+    return f32_of_bits(sign | select_bits(magnitude < 0x400, denormal, normal));
 }
 
 /* ---- bfloat16 */
@@ -173,21 +180,19 @@ static inline uint8_t bf8_from_f32_sr(float value, uint32_t random, bool fnuz, b
     return e8_from_f32(value, 2, fnuz, ROUND_STOCHASTIC, random, saturate);
 }
 
-/* Branches only on constants and selects otherwise, so that loops over lanes become vector code. */
 static inline float e8_to_f32(uint8_t value, int mantissa, bool fnuz)
 {
     bool e4m3 = mantissa == 3;
-    uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f, one = 1u << mantissa;
+    uint32_t sign = (uint32_t)(value & 0x80) << 24, magnitude = value & 0x7f, one = 1u << mantissa, nan = 0x7fc00000;
     uint32_t rebias = 127u - (e4m3 ? 7 : 15) - fnuz, field = magnitude << (23 - mantissa);
-    /* Denormals: the field put under an implicit bit, which an exact subtraction takes away again. */
-    uint32_t offset = (rebias + 1) << 23;
+    uint32_t offset = (rebias + 1) << 23; /* denormals as in f32_from_f16 */
     uint32_t denormal = bits_of_f32(f32_of_bits(offset + field) - f32_of_bits(offset));
-    uint32_t result = sign | (magnitude < one ? denormal : field + (rebias << 23));
+    uint32_t result = select_bits(magnitude < one, denormal, field + (rebias << 23));
     if (fnuz)
-        return f32_of_bits(value == 0x80 ? 0x7fc00000u : result);
+        return f32_of_bits(select_bits(value == 0x80, nan, sign | result));
     if (e4m3)
-        return f32_of_bits(magnitude == 0x7f ? sign | 0x7fc00000u : result);
-    return f32_of_bits(magnitude >= 0x7c ? sign | (magnitude == 0x7c ? 0x7f800000u : 0x7fc00000u) : result);
+        return f32_of_bits(sign | select_bits(magnitude == 0x7f, nan, result));
+    return f32_of_bits(sign | select_bits(magnitude > 0x7c, nan, select_bits(magnitude == 0x7c, 0x7f800000, result)));
 }
 
 static inline float f32_from_fp8(uint8_t value, bool fnuz) { return e8_to_f32(value, 3, fnuz); }

@@ -84,7 +84,8 @@ static bool shape_of(uint16_t op, Shape *s)
     }
 }
 
-/* ---- inputs: element e of lane l becomes out[e][l], as the bits of a float, or an int32 for I8 */
+/* ---- inputs: element e of lane l becomes out[e][l], as the bits of a float. Products of I8 too: |sum| <= 64 * 2^14, which
+   float32 holds exactly. */
 
 typedef uint32_t Lanes[LANES];
 
@@ -102,7 +103,7 @@ INLINE void widen_bytes(const Lanes *in, Lanes *out, int elements, int mantissa,
     for (int e = 0; e < elements; e++)
         for (int l = 0; l < LANES; l++) {
             uint32_t byte = in[e / 4][l] >> (e % 4 * 8) & 0xff;
-            out[e][l] = mantissa ? bits_of_f32(e8_to_f32((uint8_t)byte, mantissa, fnuz)) : (uint32_t)(int32_t)(int8_t)byte;
+            out[e][l] = bits_of_f32(mantissa ? e8_to_f32((uint8_t)byte, mantissa, fnuz) : (float)(int8_t)byte);
         }
 }
 
@@ -118,7 +119,7 @@ static void widen_bits(const Lanes *in, Lanes *out, int elements, int bits, int 
             uint32_t magnitude = value & ((1u << (bits - 1)) - 1), offset = (uint32_t)(128 - bias) << 23;
             uint32_t field = magnitude << (23 - mantissa);
             uint32_t denormal = bits_of_f32(f32_of_bits(offset + field) - f32_of_bits(offset));
-            out[e][l] = sign | (magnitude >> mantissa ? field + ((uint32_t)(127 - bias) << 23) : denormal);
+            out[e][l] = sign | select_bits(magnitude >> mantissa, field + ((uint32_t)(127 - bias) << 23), denormal);
         }
 }
 
@@ -159,108 +160,114 @@ INLINE void widen(const Lanes *in, Lanes *out, enum Kind kind, int elements, boo
     }
 }
 
-/* ---- products: acc[i][j] += a[k][i] * b[k][j] for an m by m block; everything as the bits of floats, or as integers */
+/* ---- products: d[i][j] = c[i][j] + a[0][i] * b[0][j] + a[1][i] * b[1][j] + ... for an m by m block. a and b hold the bits of
+   floats; c and d too, or integers. d[i] may be c[i]. */
 
-INLINE void multiply_rows(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+typedef const uint32_t *const *RowsIn;
+typedef uint32_t *const *RowsOut;
+
+INLINE void multiply_rows(RowsOut d, RowsIn c, RowsIn a, RowsIn b, int m, int k, bool integer)
 {
-    for (int i = 0; i < m; i++)
+    for (int i = 0; i < m; i++) {
+        float sum[32];
+        for (int j = 0; j < m; j++)
+            sum[j] = integer ? 0 : f32_of_bits(c[i][j]);
         for (int step = 0; step < k; step++) {
-            uint32_t factor = a[step][i];
-            for (int j = 0; j < m; j++) {
-                uint32_t *to = acc + i * m + j;
-                if (integer)
-                    *to += factor * b[step][j];
-                else
-                    *to = bits_of_f32(fmaf(f32_of_bits(factor), f32_of_bits(b[step][j]), f32_of_bits(*to)));
-            }
+            float factor = f32_of_bits(a[step][i]);
+            for (int j = 0; j < m; j++)
+                sum[j] = fmaf(factor, f32_of_bits(b[step][j]), sum[j]);
         }
+        for (int j = 0; j < m; j++)
+            d[i][j] = integer ? c[i][j] + (uint32_t)(int32_t)sum[j] : bits_of_f32(sum[j]);
+    }
 }
 
-INLINE void multiply_any(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+/* 4x4 blocks: the columns of all blocks lie side by side in the lanes; c[i] and d[i] are registers. */
+INLINE void multiply_small(RowsOut d, RowsIn c, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid)
 {
-    if (m == 32)
-        multiply_rows(acc, a, b, 32, k, integer);
-    else
-        multiply_rows(acc, a, b, 16, k, integer);
-}
-
-/* 4x4 blocks: the columns of all blocks lie side by side in the lanes; acc[i] is one register. */
-INLINE void multiply_small(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid)
-{
-    for (int i = 0; i < 4; i++)
+    int from[LANES]; /* first row of A for the lane's block */
+    for (int l = 0; l < LANES; l++)
+        from[l] = 4 * (cbsz ? (l / 4 >> cbsz << cbsz) + abid : l / 4);
+    for (int i = 0; i < 4; i++) {
+        float sum[LANES];
+        for (int l = 0; l < LANES; l++)
+            sum[l] = integer ? 0 : f32_of_bits(c[i][l]);
         for (int step = 0; step < k; step++)
-            for (int l = 0; l < LANES; l++) {
-                int block = cbsz ? (l / 4 >> cbsz << cbsz) + abid : l / 4;
-                uint32_t factor = a[step][block * 4 + i];
-                if (integer)
-                    acc[i][l] += factor * b[step][l];
-                else
-                    acc[i][l] = bits_of_f32(fmaf(f32_of_bits(factor), f32_of_bits(b[step][l]), f32_of_bits(acc[i][l])));
-            }
+            for (int l = 0; l < LANES; l++)
+                sum[l] = fmaf(f32_of_bits(a[step][from[l] + i]), f32_of_bits(b[step][l]), sum[l]);
+        for (int l = 0; l < LANES; l++)
+            d[i][l] = integer ? c[i][l] + (uint32_t)(int32_t)sum[l] : bits_of_f32(sum[l]);
+    }
 }
 
 typedef struct {
     void (*widen)(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz);
-    void (*multiply)(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer);
-    void (*multiply_small)(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid);
+    void (*multiply)(RowsOut d, RowsIn c, RowsIn a, RowsIn b, int m, int k, bool integer);
+    void (*multiply_small)(RowsOut d, RowsIn c, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid);
 } Loops;
 
-#define LOOPS(suffix, attributes) \
-    attributes static void widen_##suffix(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz) \
-    { \
-        widen(in, out, kind, elements, fnuz); \
-    } \
-    attributes static void multiply_small_##suffix(Lanes *acc, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, \
-                                                   int abid) \
-    { \
-        if (integer) \
-            multiply_small(acc, a, b, k, true, cbsz, abid); \
-        else \
-            multiply_small(acc, a, b, k, false, cbsz, abid); \
-    }
-
-LOOPS(plain, )
-static void multiply_plain(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+static void widen_plain(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz)
 {
-    if (integer)
-        multiply_any(acc, a, b, m, k, true);
+    widen(in, out, kind, elements, fnuz);
+}
+
+static void multiply_plain(RowsOut d, RowsIn c, RowsIn a, RowsIn b, int m, int k, bool integer)
+{
+    if (m == 32)
+        multiply_rows(d, c, a, b, 32, k, integer);
     else
-        multiply_any(acc, a, b, m, k, false);
+        multiply_rows(d, c, a, b, 16, k, integer);
+}
+
+static void multiply_small_plain(RowsOut d, RowsIn c, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid)
+{
+    multiply_small(d, c, a, b, k, integer, cbsz, abid);
 }
 
 #ifdef HAVE_AVX2
 #define AVX2 __attribute__((target("avx2,fma")))
-LOOPS(avx2, AVX2)
+
+AVX2 static void widen_avx2(const Lanes *in, Lanes *out, enum Kind kind, int elements, bool fnuz)
+{
+    widen(in, out, kind, elements, fnuz);
+}
 
 /* The same sums, eight columns a vector: four rows by 16 columns stay in registers over all of k. */
-AVX2 static void multiply_avx2(uint32_t *acc, const uint32_t *const *a, const uint32_t *const *b, int m, int k, bool integer)
+AVX2 static void multiply_avx2(RowsOut d, RowsIn c, RowsIn a, RowsIn b, int m, int k, bool integer)
 {
-    if (integer) {
-        multiply_any(acc, a, b, m, k, true);
-        return;
-    }
     for (int i = 0; i < m; i += 4)
         for (int j = 0; j < m; j += 16) {
-            float *out = (float *)(acc + i * m + j); /* only read and written as vectors, which may alias */
             __m256 sum[4][2];
-            for (int r = 0; r < 4; r++) {
-                sum[r][0] = _mm256_loadu_ps(out + r * m);
-                sum[r][1] = _mm256_loadu_ps(out + r * m + 8);
-            }
+            for (int r = 0; r < 4; r++)
+                for (int h = 0; h < 2; h++) {
+                    const __m256i start = _mm256_loadu_si256((const __m256i *)(c[i + r] + j + 8 * h));
+                    sum[r][h] = integer ? _mm256_setzero_ps() : _mm256_castsi256_ps(start);
+                }
             for (int step = 0; step < k; step++) {
-                const float *row = (const float *)(b[step] + j);
-                __m256 low = _mm256_loadu_ps(row), high = _mm256_loadu_ps(row + 8);
+                const uint32_t *row = b[step] + j;
+                __m256 low = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)row));
+                __m256 high = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(row + 8)));
                 for (int r = 0; r < 4; r++) {
                     __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((int)a[step][i + r]));
                     sum[r][0] = _mm256_fmadd_ps(factor, low, sum[r][0]);
                     sum[r][1] = _mm256_fmadd_ps(factor, high, sum[r][1]);
                 }
             }
-            for (int r = 0; r < 4; r++) {
-                _mm256_storeu_ps(out + r * m, sum[r][0]);
-                _mm256_storeu_ps(out + r * m + 8, sum[r][1]);
-            }
+            for (int r = 0; r < 4; r++)
+                for (int h = 0; h < 2; h++) {
+                    __m256i end = _mm256_castps_si256(sum[r][h]);
+                    if (integer) {
+                        const __m256i start = _mm256_loadu_si256((const __m256i *)(c[i + r] + j + 8 * h));
+                        end = _mm256_add_epi32(_mm256_cvtps_epi32(sum[r][h]), start);
+                    }
+                    _mm256_storeu_si256((__m256i *)(d[i + r] + j + 8 * h), end);
+                }
         }
+}
+
+AVX2 static void multiply_small_avx2(RowsOut d, RowsIn c, const Lanes *a, const Lanes *b, int k, bool integer, int cbsz, int abid)
+{
+    multiply_small(d, c, a, b, k, integer, cbsz, abid);
 }
 #endif
 
@@ -446,7 +453,7 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
     if (!a || !b || !d || (!c && (i->src[2].code < INT_0 || i->src[2].code > FLOAT_INV_2PI)))
         return false;
 
-    Lanes left[MAX_ELEMENTS], right[MAX_ELEMENTS], sum[32];
+    Lanes left[MAX_ELEMENTS], right[MAX_ELEMENTS], copy[32];
     if (mixed) {
         if (!widen_f8f6f4(a, left, format_a) || !widen_f8f6f4(b, right, format_b))
             return false;
@@ -465,42 +472,48 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
                 right[e][l] = from[blgp_lane((int)blgp, l)];
         }
 
-    uint32_t constant = c ? 0 : scalar32(w, i, 2);
+    if (!c) {
+        uint32_t constant = scalar32(w, i, 2);
+        for (int l = 0; l < LANES; l++)
+            copy[0][l] = constant;
+    } else if (c != d && c < d + rows && d < c + rows) { /* D over other rows of C */
+        memcpy(copy, c, (size_t)rows * sizeof(Lanes));
+        c = (const Lanes *)copy;
+    }
+    const uint32_t *from[32];
+    uint32_t *to[32];
     if (m == 4) {
-        for (int r = 0; r < rows; r++)
-            for (int l = 0; l < LANES; l++)
-                sum[r][l] = c ? c[r][l] : constant;
-        loops()->multiply_small(sum, left, right, k, integer, (int)cbsz, (int)abid);
-        for (int r = 0; r < rows; r++)
-            memcpy(d[r], sum[r], sizeof(Lanes));
+        for (int r = 0; r < 4; r++) {
+            from[r] = c ? c[r] : copy[0];
+            to[r] = d[r];
+        }
+        loops()->multiply_small(to, from, left, right, k, integer, (int)cbsz, (int)abid);
         return true;
     }
-
-    /* Register r of the accumulator: row 8 * (r / 4) + 4 * (l / 32) + r % 4 of 32, or 4 * (l / 16) + r % 4 of 16. */
-    int groups = LANES / m, per_block = rows / blocks;
-    uint32_t *flat = (uint32_t *)sum; /* [block][row][column] */
-    for (int r = 0; r < rows; r++)
-        for (int part = 0; part < groups; part++) {
-            int block = r / per_block, row = r % per_block / 4 * 4 * groups + 4 * part + r % 4;
-            uint32_t *to = flat + (block * m + row) * m;
-            for (int j = 0; j < m; j++)
-                to[j] = c ? c[r][part * m + j] : constant;
-        }
+    const uint32_t *rows_a[MAX_K], *rows_b[MAX_K];
     for (int block = 0; block < blocks; block++) {
-        int from = cbsz ? (block >> cbsz << cbsz) + (int)abid : block;
-        const uint32_t *rows_a[MAX_K], *rows_b[MAX_K];
-        for (int step = 0; step < k; step++) {
-            int e = step % elements, part = step / elements * blocks;
-            int split = step % 16 + step / (k / 2) * 16, run = step % (k / 2) / 16; /* fp8 and bf8 of f8f6f4 */
-            rows_a[step] = mixed && format_a < 2 ? left[split] + run * m : left[e] + (part + from) * m;
-            rows_b[step] = mixed && format_b < 2 ? right[split] + run * m : right[e] + (part + block) * m;
+        int block_a = cbsz ? (block >> cbsz << cbsz) + (int)abid : block;
+        for (int step = 0, e = 0, part = 0; step < k; step++) {
+            rows_a[step] = left[e] + (part + block_a) * m;
+            rows_b[step] = right[e] + (part + block) * m;
+            if (++e == elements) {
+                e = 0;
+                part += blocks;
+            }
         }
-        loops()->multiply(flat + block * m * m, rows_a, rows_b, m, k, integer);
+        for (int step = 0; mixed && step < k; step++) {
+            int e = step % 16 + step / (k / 2) * 16, run = step % (k / 2) / 16 * m;
+            rows_a[step] = format_a < 2 ? left[e] + run : rows_a[step];
+            rows_b[step] = format_b < 2 ? right[e] + run : rows_b[step];
+        }
+        /* Row 8 * (r / 4) + 4 * (l / 32) + r % 4 of 32, or 4 * (l / 16) + r % 4 of 16, is in register r of the block. */
+        int groups = LANES / m, first = block * (rows / blocks);
+        for (int row = 0; row < m; row++) {
+            int r = first + row / (4 * groups) * 4 + row % 4, lane = row / 4 % groups * m;
+            from[row] = c ? c[r] + lane : copy[0];
+            to[row] = d[r] + lane;
+        }
+        loops()->multiply(to, from, rows_a, rows_b, m, k, integer);
     }
-    for (int r = 0; r < rows; r++)
-        for (int part = 0; part < groups; part++) {
-            int block = r / per_block, row = r % per_block / 4 * 4 * groups + 4 * part + r % 4;
-            memcpy(d[r] + part * m, flat + (block * m + row) * m, (size_t)m * 4);
-        }
     return true;
 }

@@ -58,6 +58,19 @@ static bool flushes_inputs(const Wave *w, enum FloatType type) {
 
 static bool opsel(const Insn *i, int k) { return i->flags >> F_OPSEL_SHIFT >> k & 1; }
 
+/* The usual case of f32, with no modifier and denormals kept. */
+static uint64_t relate_plain_f32(const uint32_t *x, const uint32_t *y, int relation) {
+    float a[LANES], b[LANES];
+    uint8_t hit[LANES];
+    memcpy(a, x, sizeof a);
+    memcpy(b, y, sizeof b);
+    for (int n = 0; n < LANES; n++) {
+        int is = a[n] < b[n] ? LESS : a[n] == b[n] ? EQUAL : a[n] > b[n] ? GREATER : UNORDERED;
+        hit[n] = (relation & is) != 0;
+    }
+    return lanes_hit(hit);
+}
+
 /* f16 and f32 values as integers of the same order, with one zero. Returns the lanes that hold a NaN. */
 static uint64_t float_keys32(const Wave *w, const Insn *i, int k, enum FloatType type, int32_t key[LANES]) {
     uint32_t tmp[LANES], sign = type == F16 ? 0x8000 : 0x80000000, infinity = type == F16 ? 0x7c00 : 0x7f800000;
@@ -97,6 +110,10 @@ static uint64_t float_keys64(const Wave *w, const Insn *i, int k, int64_t key[LA
 
 static uint64_t compare_floats(const Wave *w, const Insn *i, enum FloatType type, int relation) {
     uint64_t ordered, nans;
+    if (type == F32 && !i->src[0].mods && !i->src[1].mods && !flushes_inputs(w, F32)) {
+        uint32_t tmp0[LANES], tmp1[LANES];
+        return relate_plain_f32(source32(w, i, 0, 0, tmp0), source32(w, i, 1, 0, tmp1), relation);
+    }
     if (type == F64) {
         int64_t a[LANES], b[LANES];
         nans = float_keys64(w, i, 0, a) | float_keys64(w, i, 1, b);

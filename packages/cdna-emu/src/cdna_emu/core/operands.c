@@ -57,27 +57,34 @@ bool scalar_source_known(uint16_t code) {
 uint32_t scalar32(const Wave *w, const Insn *i, int k) { return uniform32(w, i, i->src[k].code); }
 uint64_t scalar64(const Wave *w, const Insn *i, int k) { return uniform64(w, i, i->src[k].code, false); }
 
-/* The lane that lane n reads, or -1 where there is none. */
-static int dpp_lane(uint32_t control, int n) {
-    int row = n & 48, in_row = n & 15, count = (int)(control & 15);
-    if (control < 0x100) return (n & ~3) | (control >> 2 * (n & 3) & 3);
+/* lane[n]: the lane that lane n reads, or -1 where there is none. */
+static void dpp_lanes(uint32_t control, int8_t lane[LANES]) {
+    int count = (int)(control & 15);
+    /* The switch is outside the loops: DPP is in the reductions, the hottest code there is. */
+#define EACH_LANE(expression) for (int n = 0; n < LANES; n++) lane[n] = (int8_t)(expression); return
+#define ROW (n & 48)
+#define IN_ROW (n & 15)
+    if (control < 0x100) { EACH_LANE((n & ~3) | (int)(control >> 2 * (n & 3) & 3)); }
     switch (control >> 4) {
-    case 0x10: return in_row + count < 16 ? n + count : -1;
-    case 0x11: return in_row >= count ? n - count : -1;
-    case 0x12: return row | ((in_row - count) & 15);
-    case 0x15: return row | count; /* row_newbcast */
+    case 0x10: EACH_LANE(IN_ROW + count < 16 ? n + count : -1);
+    case 0x11: EACH_LANE(IN_ROW >= count ? n - count : -1);
+    case 0x12: EACH_LANE(ROW | ((IN_ROW - count) & 15));
+    case 0x15: EACH_LANE(ROW | count); /* row_newbcast */
     }
     switch (control) {
-    case 0x130: return n < 63 ? n + 1 : -1;
-    case 0x134: return (n + 1) & 63;
-    case 0x138: return n - 1;
-    case 0x13c: return (n - 1) & 63;
-    case 0x140: return row | (15 - in_row);
-    case 0x141: return n ^ 7;
-    case 0x142: return row - 1; /* row_bcast:15; the first row has no source */
-    case 0x143: return n < 32 ? -1 : 31;
-    default: return -1;
+    case 0x130: EACH_LANE(n < 63 ? n + 1 : -1);
+    case 0x134: EACH_LANE((n + 1) & 63);
+    case 0x138: EACH_LANE(n - 1);
+    case 0x13c: EACH_LANE((n - 1) & 63);
+    case 0x140: EACH_LANE(ROW | (15 - IN_ROW));
+    case 0x141: EACH_LANE(n ^ 7);
+    case 0x142: EACH_LANE(ROW - 1); /* row_bcast:15; the first row has no source */
+    case 0x143: EACH_LANE(n < 32 ? -1 : 31);
+    default: EACH_LANE(-1);
     }
+#undef EACH_LANE
+#undef ROW
+#undef IN_ROW
 }
 
 bool dpp_known(const Insn *i) {
@@ -92,12 +99,10 @@ bool dpp_known(const Insn *i) {
 static bool dpp_valid(uint64_t exec, int lane) { return lane >= 0 && (exec >> lane & 1); }
 
 static const uint32_t *dpp_source(const Wave *w, const Insn *i, const uint32_t *from, uint32_t tmp[LANES]) {
-    uint32_t control = i->sub & DPP_CTRL_MASK;
+    int8_t lane[LANES];
     uint64_t exec = exec_mask(w);
-    for (int n = 0; n < LANES; n++) {
-        int lane = dpp_lane(control, n);
-        tmp[n] = dpp_valid(exec, lane) ? from[lane] : 0;
-    }
+    dpp_lanes(i->sub & DPP_CTRL_MASK, lane);
+    for (int n = 0; n < LANES; n++) tmp[n] = dpp_valid(exec, lane[n]) ? from[lane[n]] : 0;
     return tmp;
 }
 
@@ -151,18 +156,24 @@ void source64(const Wave *w, const Insn *i, int k, bool is_float, uint64_t out[L
     for (int n = 0; n < LANES; n++) out[n] = low[n] | (uint64_t)high[n] << 32;
 }
 
+/* Lanes of the rows or banks whose bit is on: first is the mask of number 0, the others are width lanes on. */
+static uint64_t spread(uint32_t on, int width, uint64_t first) {
+    uint64_t mask = 0;
+    for (int n = 0; n < 4; n++) mask |= on >> n & 1 ? first << width * n : 0;
+    return mask;
+}
+
 uint64_t lane_mask(const Wave *w, const Insn *i) {
     uint64_t exec = exec_mask(w);
     if (!(i->flags & F_DPP)) return exec;
-    uint32_t control = i->sub & DPP_CTRL_MASK, banks = i->sub >> DPP_BANK_MASK_SHIFT & 15,
-             rows = i->sub >> DPP_ROW_MASK_SHIFT & 15;
-    bool zero_invalid = i->sub & DPP_BOUND_CTRL;
-    uint64_t mask = 0;
-    for (int n = 0; n < LANES; n++) {
-        bool on = (rows >> (n >> 4) & 1) && (banks >> (n >> 2 & 3) & 1);
-        if (on && (zero_invalid || dpp_valid(exec, dpp_lane(control, n)))) mask |= 1ull << n;
-    }
-    return mask & exec;
+    uint64_t mask = exec & spread(i->sub >> DPP_ROW_MASK_SHIFT, 16, 0xffff) &
+                    spread(i->sub >> DPP_BANK_MASK_SHIFT, 4, 0x000f000f000f000f);
+    if (i->sub & DPP_BOUND_CTRL) return mask;
+    int8_t lane[LANES];
+    uint64_t valid = 0;
+    dpp_lanes(i->sub & DPP_CTRL_MASK, lane);
+    for (int n = 0; n < LANES; n++) valid |= (uint64_t)dpp_valid(exec, lane[n]) << n;
+    return mask & valid;
 }
 
 static void sdwa_merge(const Insn *i, uint32_t *to, const uint32_t *value, uint64_t mask) {
@@ -178,6 +189,10 @@ static void sdwa_merge(const Insn *i, uint32_t *to, const uint32_t *value, uint6
     }
 }
 
+#define BITS4(n) 1u << (n), 2u << (n), 4u << (n), 8u << (n)
+static const uint32_t bit[32] = {BITS4(0), BITS4(4), BITS4(8), BITS4(12), BITS4(16), BITS4(20), BITS4(24), BITS4(28)};
+#undef BITS4
+
 void write32(Wave *w, const Insn *i, int r, const uint32_t value[LANES], uint64_t mask) {
     uint32_t *to = w->vgpr[i->dst.code - VGPR0 + r];
     if ((i->flags & F_SDWA) && (i->sub >> SDWA_DST_SEL_SHIFT & 7) != 6) {
@@ -185,7 +200,15 @@ void write32(Wave *w, const Insn *i, int r, const uint32_t value[LANES], uint64_
     } else if (mask == UINT64_MAX) {
         memmove(to, value, LANES * sizeof *to);
     } else {
-        for (int n = 0; n < LANES; n++) to[n] = mask >> n & 1 ? value[n] : to[n];
+        /* A table of bits, since vectors of SSE2 have no shift by lane. */
+        for (int half = 0; half < 2; half++) {
+            uint32_t on = (uint32_t)(mask >> 32 * half), *out = to + 32 * half;
+            const uint32_t *in = value + 32 * half;
+            for (int n = 0; n < 32; n++) {
+                uint32_t take = 0u - ((on & bit[n]) != 0);
+                out[n] = (in[n] & take) | (out[n] & ~take);
+            }
+        }
     }
 }
 

@@ -78,11 +78,7 @@ static bool from_e8(const Group *g, Wave *w, const Insn *i, bool fp8, int count)
     uint32_t tmp[LANES], d[2][LANES];
     const uint32_t *a = source32(w, i, 0, 0, tmp);
     bool fnuz = is_fnuz(g);
-    if (!(i->flags & F_SDWA) && (i->flags & F_OPSEL_MASK)) { /* VOP3: op_sel chooses the byte, or the half */
-        uint32_t shift = count == 2 ? 16 * op_sel(i, 0) : 8 * (2 * op_sel(i, 0) + op_sel(i, 1));
-        EACH_LANE tmp[l] = a[l] >> shift;
-        a = tmp;
-    }
+    if (i->flags & F_OPSEL_MASK) return false; /* VOP3 has no way to choose the byte on these architectures */
     for (int r = 0; r < count; r++) {
         EACH_LANE d[r][l] = bits_of_f32(f32_of_e8((uint8_t)(a[l] >> 8 * r), fp8, fnuz));
         finish32(w, i, d[r]);

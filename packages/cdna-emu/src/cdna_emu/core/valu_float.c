@@ -76,9 +76,10 @@ static inline float cube(float x, float y, float z, int what)
     return what == 0 ? (x < 0 ? 1 : 0) : what == 1 ? (x < 0 ? z : -z) : what == 2 ? -y : 2 * x;
 }
 
-/* ---- division. The ISA document's pseudocode with three corrections without which the expansion of a division that LLVM
-   emits would not round correctly: 1/denominator is tested for f32's denormals, the denominator alone is scaled down where
-   both 1/denominator and the quotient are denormal, and div_fmas scales by 2^64 or 2^-64 by the quotient's exponent. */
+/* ---- division. The ISA document's pseudocode with four corrections without which the expansion of a division that LLVM
+   emits would not be right: 1/denominator is tested for f32's denormals, the denominator alone is scaled down where both
+   1/denominator and the quotient are denormal, div_fmas scales by 2^64 or 2^-64 by the quotient's exponent, and div_fixup
+   looks for overflow in the quotient (the denominator, which the document names, is finite there). */
 
 typedef struct {
     float value;
@@ -117,6 +118,7 @@ static inline float div_fixup32(float quotient, float den, float num)
     if (den == 0 || isinf(num)) return sign * INFINITY;
     if (isinf(den) || num == 0) return sign * 0.0f;
     if (biased32(num) - biased32(den) < -150) return sign * 0.0f;
+    if (biased32(quotient) == 255) return sign * INFINITY;
     return sign * fabsf(quotient);
 }
 
@@ -157,6 +159,7 @@ static inline double div_fixup64(double quotient, double den, double num)
     if (den == 0 || isinf(num)) return sign * (double)INFINITY;
     if (isinf(den) || num == 0) return sign * 0.0;
     if (biased64(num) - biased64(den) < -1075) return sign * 0.0;
+    if (biased64(quotient) == 2047) return sign * (double)INFINITY;
     return sign * fabs(quotient);
 }
 

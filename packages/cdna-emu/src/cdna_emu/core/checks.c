@@ -14,7 +14,7 @@
 
 #include "checks.h"
 
-static OpInfo table[] = {
+OpInfo op_infos[] = {
 #define OP(name, unit, archs) {#name, 0, 0, unit, archs},
 #include "ops.def"
 #undef OP
@@ -37,7 +37,7 @@ static uint8_t passes_of(const char *name)
 
 static void fill_table(void)
 {
-    for (OpInfo *o = table; o->name; o++) {
+    for (OpInfo *o = op_infos; o->name; o++) {
         const char *n = o->name;
         uint16_t t = 0;
         if (o->unit == LDS_UNIT && !starts(n, "ds_read") && !starts(n, "ds_write") && !has(n, "permute") && !has(n, "swizzle"))
@@ -75,11 +75,10 @@ static void fill_table(void)
     }
 }
 
-const OpInfo *op_table(void)
+void op_table(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, fill_table);
-    return table;
 }
 
 void wave_checks_start(struct WaveChecks *c)
@@ -287,7 +286,7 @@ void before_insn(Group *g, Wave *w, const Insn *i)
     struct WaveChecks *c = w->checks;
     if (!c)
         return;
-    const OpInfo *op = &table[i->op];
+    const OpInfo *op = &op_infos[i->op];
     c->active = exec_mask(w);
     c->undefined = 0;
     if (op->unit == CTRL) {
@@ -327,7 +326,7 @@ void after_insn(Group *g, Wave *w, const Insn *i)
     struct WaveChecks *c = w->checks;
     if (!c)
         return;
-    const OpInfo *op = &table[i->op];
+    const OpInfo *op = &op_infos[i->op];
     uint32_t index = (uint32_t)(i - g->launch->code);
     c->clock++;
     if (op->unit == CTRL) {

@@ -29,7 +29,8 @@ typedef struct {
     uint8_t unit, archs;
 } OpInfo;
 
-const OpInfo *op_table(void); /* [OP_COUNT] */
+extern OpInfo op_infos[]; /* [OP_COUNT], complete after op_table() */
+void op_table(void);
 
 /* An MFMA result on its way; a register points back to the instruction that writes it. */
 typedef struct {
@@ -74,7 +75,7 @@ void mfma_issue(Group *g, Wave *w, const Insn *i);
 /* ---- lds_checks.c */
 struct LdsChecks *lds_checks_new(uint32_t lds_bytes);
 void lds_checks_free(struct LdsChecks *c);
-void lds_checks_start(struct LdsChecks *c);  /* a workgroup begins */
+void lds_checks_start(struct LdsChecks *c); /* a workgroup begins */
 void lds_checks_barrier(struct LdsChecks *c);
 void copies_issued(Group *g, Wave *w);       /* a copy to LDS got its ticket */
 void copies_complete(Group *g, Wave *w);     /* vm.done has moved */

@@ -97,9 +97,18 @@ void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t 
 {
     Count *n = &g->counts[i - g->launch->code];
     uint32_t banks = g->launch->arch == GFX950 ? 64 : 32, dwords = bytes > 4 ? (bytes + 3) / 4 : 1;
-    uint32_t lanes = banks / dwords;
-    while (lanes & (lanes - 1))
-        lanes &= lanes - 1; /* 12 bytes: as 16 */
+    uint32_t lanes = banks / (dwords == 3 ? 4 : dwords); /* 12 bytes: as 16 */
+    uint32_t shift = 2;
+    if (dwords == 2 || dwords == 4) {
+        uint32_t low = 0;
+        for (uint64_t rest = mask; rest; rest &= rest - 1)
+            low |= address[__builtin_ctzll(rest)];
+        if (!(low & (4 * dwords - 1))) { /* aligned: as dwords over fewer, wider banks */
+            shift = dwords == 2 ? 3 : 4;
+            banks /= dwords;
+            dwords = 1;
+        }
+    }
     if (!(i->flags & F_TO_LDS)) /* those are counted where they come from */
         n->bytes += (uint64_t)__builtin_popcountll(mask) * bytes;
     for (uint32_t first = 0; first < LANES; first += lanes) {
@@ -112,7 +121,7 @@ void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t 
         for (uint32_t b = 0; b < banks; b++)
             head[b] = 0xff;
         for (; part; part &= part - 1) {
-            uint32_t at = address[first + (uint32_t)__builtin_ctzll(part)] >> 2;
+            uint32_t at = address[first + (uint32_t)__builtin_ctzll(part)] >> shift;
             for (uint32_t d = 0; d < dwords; d++) {
                 uint32_t bank = (at + d) % banks, k = head[bank];
                 while (k != 0xff && word[k] != at + d)

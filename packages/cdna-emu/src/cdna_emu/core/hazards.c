@@ -58,7 +58,7 @@ static bool too_early(const struct WaveChecks *c, uint32_t from, uint32_t need) 
 void mfma_source(Group *g, Wave *w, const Insn *i, int k, const Operand *o)
 {
     struct WaveChecks *c = w->checks;
-    const OpInfo *op = &op_table()[i->op];
+    const OpInfo *op = &op_infos[i->op];
     bool mfma = op->unit == MFMA;
     uint32_t begin = o->code - VGPR0, end = begin + o->count;
     if (end > VGPRS)
@@ -112,7 +112,7 @@ void mfma_overwrite(Group *g, Wave *w, const Insn *i, uint16_t code)
 void mfma_issue(Group *g, Wave *w, const Insn *i)
 {
     struct WaveChecks *c = w->checks;
-    const OpInfo *op = &op_table()[i->op];
+    const OpInfo *op = &op_infos[i->op];
     uint8_t passes = op->passes;
     if ((op->traits & IS_F64_MFMA) && passes == 8 && g->launch->arch == GFX950)
         passes = 16;

@@ -33,9 +33,11 @@ static const uint32_t BYTES[16] = {
     0xff000000, 0xff0000ff, 0xff00ff00, 0xff00ffff, 0xffff0000, 0xffff00ff, 0xffffff00, 0xffffffff
 };
 
-static uint64_t halves(uint32_t mask) /* 16 bits for each byte of a 4-bit mask */
+static inline uint64_t halves(uint32_t mask) /* 16 bits for each byte of a 4-bit mask */
 {
     uint64_t all = 0xffff;
+    if (mask == 15)
+        return ~0ull;
     return (mask & 1 ? all : 0) | (mask & 2 ? all << 16 : 0) | (mask & 4 ? all << 32 : 0) | (mask & 8 ? all << 48 : 0);
 }
 
@@ -127,7 +129,7 @@ static void race(const Access *a, uint32_t address, uint32_t insn, uint32_t wave
 }
 
 /* The bytes of `mask` in one word. */
-static void check_word(const Access *a, uint32_t index, uint32_t mask)
+static inline void check_word(const Access *a, uint32_t index, uint32_t mask)
 {
     struct LdsChecks *c = a->g->lds_checks;
     Word *e = &c->word[index];
@@ -192,10 +194,15 @@ bool lds_ok(Group *g, Wave *w, const Insn *i, uint32_t lane, uint32_t address, u
     }
     if (!g->lds_checks)
         return true;
-    bool atomic = op_table()[i->op].traits & IS_ATOMIC;
+    bool atomic = op_infos[i->op].traits & IS_ATOMIC;
     Access a = {g, w, i, lane, 0, store || atomic, atomic};
     if (i->flags & F_TO_LDS)
         a.copy = running_copy(g, w, i);
+    if (!((address | bytes) & 3)) {
+        for (uint32_t word = address >> 2, end = word + (bytes >> 2); word < end; word++)
+            check_word(&a, word, 15);
+        return true;
+    }
     while (bytes) {
         uint32_t first = address & 3, n = 4 - first < bytes ? 4 - first : bytes;
         check_word(&a, address >> 2, ((1u << n) - 1) << first);

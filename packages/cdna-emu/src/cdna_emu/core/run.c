@@ -36,29 +36,29 @@ static bool fail(Group *g, Wave *w, const Insn *i, uint32_t kind)
 }
 
 /* One instruction; false: the wave failed. */
-static inline bool execute(Group *g, Wave *w, const Insn *i, Count *n, const OpInfo *ops)
+static inline bool execute(Group *g, Wave *w, const Insn *i, Count *n)
 {
+    uint64_t active = exec_mask(w);
     n->executed++;
-    n->lanes += (uint32_t)__builtin_popcountll(exec_mask(w));
+    n->lanes += active == ~0ull ? 64 : (uint32_t)__builtin_popcountll(active);
     w->executed++;
     w->pc++;
-    if (__builtin_expect(i->op >= OP_COUNT || !(ops[i->op].archs & 1u << g->launch->arch), 0))
+    if (__builtin_expect(i->op >= OP_COUNT || !(op_infos[i->op].archs & 1u << g->launch->arch), 0))
         return fail(g, w, i, FIND_UNSUPPORTED);
     if (w->checks) {
         before_insn(g, w, i);
-        if (__builtin_expect(!UNITS[ops[i->op].unit](g, w, i), 0))
+        if (__builtin_expect(!UNITS[op_infos[i->op].unit](g, w, i), 0))
             return fail(g, w, i, FIND_UNSUPPORTED);
         after_insn(g, w, i);
         return true;
     }
-    return UNITS[ops[i->op].unit](g, w, i) || fail(g, w, i, FIND_UNSUPPORTED);
+    return UNITS[op_infos[i->op].unit](g, w, i) || fail(g, w, i, FIND_UNSUPPORTED);
 }
 
 /* Until the next barrier, the end, or a failure. */
 static void run_wave(Group *g, Wave *w)
 {
     const Launch *launch = g->launch;
-    const OpInfo *ops = op_table();
     while (w->status == RUNNING) {
         if (w->pc >= launch->code_count) { /* ran off the end, or branched to where no instruction is */
             fail(g, w, &launch->code[launch->code_count - 1], FIND_UNSUPPORTED);
@@ -68,7 +68,7 @@ static void run_wave(Group *g, Wave *w)
             fail(g, w, &launch->code[w->pc], FIND_BUDGET);
             return;
         }
-        execute(g, w, &launch->code[w->pc], &g->counts[w->pc], ops);
+        execute(g, w, &launch->code[w->pc], &g->counts[w->pc]);
     }
 }
 
@@ -238,6 +238,7 @@ int cdna_run(const Launch *launch, const uint32_t grid[3], uint64_t first, uint6
 {
     Memory m = {0};
     *finding_count = 0;
+    op_table();
     if (launch->waves > MAX_WAVES || launch->code_count == 0 || !reserve(&m, launch)) {
         release(&m);
         return 2;
@@ -269,6 +270,7 @@ int cdna_step(const Launch *launch, Wave *wave, uint8_t *lds, const Insn *insn, 
               uint32_t finding_limit, uint32_t *finding_count)
 {
     static _Thread_local struct WaveChecks *checks;
+    op_table();
     if (launch->checks && !checks && !(checks = calloc(1, sizeof *checks)))
         return 2;
     if (launch->checks && wave->executed == 0)
@@ -276,7 +278,7 @@ int cdna_step(const Launch *launch, Wave *wave, uint8_t *lds, const Insn *insn, 
     Group g = {.launch = launch, .waves = wave, .lds = lds, .counts = count - (insn - launch->code), .findings = findings,
                .finding_count = *finding_count, .finding_limit = finding_limit};
     wave->checks = launch->checks ? checks : NULL;
-    bool ok = execute(&g, wave, insn, count, op_table());
+    bool ok = execute(&g, wave, insn, count);
     wave->checks = NULL;
     if (wave->status == AT_BARRIER)
         wave->status = RUNNING; /* the only wave */

@@ -8,7 +8,6 @@ import numpy.typing as npt
 import pytest
 import torch
 from asm import assemble
-from cdna_emu.native import run_instruction
 from valu_support import (
     ARCHS,
     LANES,
@@ -27,6 +26,8 @@ from valu_support import (
     pair,
     run,
 )
+
+from cdna_emu.native import run_instruction
 
 Array = npt.NDArray[Any]
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from asm import assemble
+
 from cdna_emu.native import State, run_instruction
 
 ARCHS = ("gfx942", "gfx950")

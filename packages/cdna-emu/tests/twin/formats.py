@@ -107,3 +107,8 @@ def fp8_of(arch: str) -> Format:
 def bf8_of(arch: str) -> Format:
     """E5M2 of an architecture."""
     return {"gfx942": BF8_FNUZ, "gfx950": BF8}[arch]
+
+
+def encode_one(fmt: Format, value: float, rounding: str = "nearest") -> int:
+    """Code of one value."""
+    return int(fmt.encode([value], rounding=rounding)[0])

@@ -46,7 +46,11 @@ def install_runtime(session: nox.Session, *requirements: str, extra: str = "", t
 
 
 def install_emulator(session: nox.Session) -> None:
-    """Install cdna-emu (editable; the C compiler of the system builds its core) beside gdn-runtime."""
+    """Install cdna-emu (editable) beside gdn-runtime. A C compiler builds its core: the system's, else the one that the
+    package ziglang brings, so that a machine with nothing but Python will do."""
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        install(session, "ziglang")
+        session.env["CC"] = f"{session.bin}/python -m ziglang cc"
     session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", EMULATOR)
 
 

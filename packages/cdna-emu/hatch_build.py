@@ -15,6 +15,8 @@ class CoreBuildHook(BuildHookInterface[Any]):
     """For wheels and editable installs; the source distribution carries the C sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
         package = Path(self.root, "src", "cdna_emu")
         build_core = _load(package / "build_core.py")
         library = package / build_core.LIBRARY

@@ -75,9 +75,9 @@ def test_one_wave_does_not_race_with_itself():
 
 COPY = (
     ARGUMENT
-    + "v_and_b32_e32 v4, 0xff, v0\nv_lshlrev_b32_e32 v1, 2, v0\nv_xor_b32_e32 v2, 0x100, v1\nv_readfirstlane_b32 s6, v1\n"
-    + "s_mov_b32 m0, s6\ns_waitcnt lgkmcnt(0)\nglobal_load_lds_dword v1, s[4:5]\n{wait}{barrier}ds_read_b32 v3, v{read}\n"
-    + "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_endpgm"
+    + "v_and_b32_e32 v4, 0xff, v0\nv_lshlrev_b32_e32 v1, 2, v0\nv_xor_b32_e32 v2, 0x100, v1\n"
+    + "v_readfirstlane_b32 s6, v1\ns_mov_b32 m0, s6\ns_waitcnt lgkmcnt(0)\nglobal_load_lds_dword v1, s[4:5]\n"
+    + "{wait}{barrier}ds_read_b32 v3, v{read}\ns_waitcnt vmcnt(0) lgkmcnt(0)\ns_endpgm"
 )
 VM = "s_waitcnt vmcnt(0)\n"
 
@@ -167,7 +167,8 @@ def test_vector_load_needs_its_wait(use):
 
 def test_vmcnt_counts_loads_and_stores_in_order():
     body = LOAD + "global_load_dword v2, v1, s[4:5]\nglobal_load_dword v3, v1, s[4:5] offset:256\n"
-    body += "global_store_dword v1, v0, s[4:5] offset:512\ns_waitcnt vmcnt({n})\nv_mov_b32_e32 v4, v{r}\ns_waitcnt vmcnt(0)\ns_endpgm"
+    body += "global_store_dword v1, v0, s[4:5] offset:512\ns_waitcnt vmcnt({n})\n"
+    body += "v_mov_b32_e32 v4, v{r}\ns_waitcnt vmcnt(0)\ns_endpgm"
     for n, r, ok in ((2, 2, True), (2, 3, False), (1, 3, True), (3, 2, False)):
         assert findings(body.format(n=n, r=r)).ok is ok, (n, r)
 
@@ -227,7 +228,8 @@ def test_uninitialised_vector_register():
 
 
 def test_uninitialised_lanes():
-    body = "s_mov_b64 s[6:7], exec\ns_mov_b32 exec_hi, 0\nv_mov_b32_e32 v7, 1\ns_mov_b64 exec, s[6:7]\nv_mov_b32_e32 v3, v7\ns_endpgm"
+    body = "s_mov_b64 s[6:7], exec\ns_mov_b32 exec_hi, 0\nv_mov_b32_e32 v7, 1\ns_mov_b64 exec, s[6:7]\n"
+    body += "v_mov_b32_e32 v3, v7\ns_endpgm"
     assert [(f.kind, f.lane) for f in findings(body)] == [("uninit-vgpr", 32)]
     assert findings(body, block=32).ok  # the upper lanes do not exist
 
@@ -264,6 +266,23 @@ def test_dpp_reads_only_what_lanes_take():
     assert findings(body.format(ctrl="row_shr:1")).ok
     report = findings(body.format(ctrl="row_shl:1"))
     assert [(f.kind, f.lane) for f in report] == [("uninit-vgpr", 15)]
+
+
+def test_undefined_values_are_handed_on():
+    """Spills of scalar registers, and accumulation registers as a place to keep values, report at the use."""
+    spill = "v_writelane_b32 v5, s9, 3\nv_readlane_b32 s10, v5, 3\n{use}s_endpgm"
+    assert findings(spill.format(use="")).ok
+    assert [f.register for f in findings(spill.format(use="s_mov_b32 s11, s10\n"))] == ["s10"]
+    moved = "v_accvgpr_write_b32 a3, v9\ns_nop 4\nv_accvgpr_read_b32 v4, a3\n{use}s_endpgm"
+    assert findings(moved.format(use="")).ok
+    assert [f.register for f in findings(moved.format(use="v_mov_b32_e32 v6, v4\n"))] == ["v4"]
+
+
+def test_low_halves_do_not_depend_on_high_halves():
+    body = "v_mov_b32_e32 v4, 1\ns_mov_b32 s6, 3\nv_mad_u64_u32 v[6:7], s[8:9], s6, 12, v[4:5]\n"
+    body += "v_mov_b32_e32 v8, v{r}\ns_endpgm"
+    assert findings(body.format(r=6)).ok
+    assert [f.register for f in findings(body.format(r=7))] == ["v7"]
 
 
 # ---- global memory
@@ -339,7 +358,7 @@ def test_mfma_reads_a_vector_result_too_early():
 
 
 def test_32x32_takes_longer():
-    body = ZEROS.replace("24", "24") + "".join(f"v_mov_b32_e32 v{r}, 0\n" for r in range(24, 48)) + "s_nop 1\n"
+    body = ZEROS + "".join(f"v_mov_b32_e32 v{r}, 0\n" for r in range(24, 48)) + "s_nop 1\n"
     body += "v_mfma_f32_32x32x8_f16 v[24:39], v[2:3], v[4:5], 0\ns_nop {n}\nv_mov_b32_e32 v40, v39\ns_endpgm"
     assert findings(body.format(n=10)).ok
     assert findings(body.format(n=9)).kinds() == {"mfma-hazard"}
@@ -401,11 +420,8 @@ def test_lines_of_a_store(shift, lines64, lines128):
     store = line(body, "global_store_dword", out=aligned(4096))
     assert (store.bytes, store.lines64, store.lines64_min, store.lines128) == (256, lines64, 4, lines128)
     # The same addresses in descending order touch the same lines.
-    store = line(
-        body.replace("s_waitcnt lgkm", f"v_sub_u32_e32 v1, {63 << shift}, v1\ns_waitcnt lgkm"),
-        "global_store_dword",
-        out=aligned(4096),
-    )
+    down = body.replace("s_waitcnt lgkm", f"v_sub_u32_e32 v1, {63 << shift}, v1\ns_waitcnt lgkm")
+    store = line(down, "global_store_dword", out=aligned(4096))
     assert (store.bytes, store.lines64, store.lines64_min, store.lines128) == (256, lines64, 4, lines128)
 
 

@@ -1,7 +1,7 @@
 """Compiles the core with the system's C compiler: the one place that knows the command line.
 
-Used by the build of the wheel (``hatch_build.py``, which loads this file by its path) and by the tests; it imports nothing
-of the package.
+Used by the build of the wheel (``hatch_build.py``, which loads this file by its path) and by the tests; it imports
+nothing of the package.
 """
 
 from __future__ import annotations
@@ -10,21 +10,14 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORE = Path(__file__).parent / "core"
 LIBRARY = "_core.so"
 # No contraction into fma and no errno: every operation rounds as the instruction says, and libm calls can be inlined.
-FLAGS = (
-    "-std=c11",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fPIC",
-    "-shared",
-    "-pthread",
-    "-fvisibility=default",
-)
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread")
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -35,8 +28,8 @@ def compiler() -> list[str]:
     if not command or not shutil.which(command[0]):
         wanted = f"CC: {chosen!r} was not found" if chosen else f"none of {', '.join(COMPILERS)} was found"
         raise RuntimeError(
-            f"cdna-emu needs a C compiler to build its core; {wanted}. Install one (Debian, Ubuntu: apt-get install gcc "
-            "libc6-dev; Fedora: dnf install gcc; macOS: xcode-select --install), or install a wheel that holds the core."
+            f"cdna-emu needs a C compiler to build its core; {wanted}. Install one (Debian, Ubuntu: apt-get install "
+            "gcc libc6-dev; Fedora: dnf install gcc), or install a wheel that holds the core."
         )
     return command
 
@@ -46,11 +39,19 @@ def build(source: Path, output: Path) -> None:
 
     Raises RuntimeError if there is no compiler, or with its messages if it fails.
     """
-    files = sorted(str(path) for path in source.glob("*.c"))
+    files = sorted(source.glob("*.c"))
     if not files:
         raise RuntimeError(f"{source} holds no C source")
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = [*compiler(), *FLAGS, "-o", str(output), *files, "-lm"]
+    base = [*compiler(), *FLAGS]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [Path(folder, f"{path.stem}.o") for path in files]
+        commands = [[*base, "-c", str(c), "-o", str(o)] for c, o in zip(files, objects, strict=True)]
+        list(pool.map(_run, commands))
+        _run([*base, "-shared", "-o", str(output), *map(str, objects), "-lm"])
+
+
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")

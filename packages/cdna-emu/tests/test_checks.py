@@ -261,7 +261,8 @@ def test_dpp_reads_only_what_lanes_take():
     mask = "s_mov_b64 s[6:7], exec\ns_mov_b32 exec_lo, 0x7fff7fff\ns_mov_b32 exec_hi, 0x7fff7fff\nv_mov_b32_e32 v7, 1\n"
     body = (
         mask
-        + "s_mov_b64 exec, s[6:7]\ns_nop 4\nv_mov_b32_e32 v3, 0\nv_mov_b32_dpp v3, v7 {ctrl} row_mask:0xf bank_mask:0xf\ns_endpgm"
+        + "s_mov_b64 exec, s[6:7]\ns_nop 4\nv_mov_b32_e32 v3, 0\n"
+        + "v_mov_b32_dpp v3, v7 {ctrl} row_mask:0xf bank_mask:0xf\ns_endpgm"
     )
     assert findings(body.format(ctrl="row_shr:1")).ok
     report = findings(body.format(ctrl="row_shl:1"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import struct
 from typing import Any
@@ -209,6 +210,21 @@ def test_truncated_files_are_refused(kept: float) -> None:
     elf = two_kernels()
     with pytest.raises(ValueError, match="elf: got"):
         CodeObject.parse(elf[: kept if isinstance(kept, int) else int(len(elf) * kept)])
+
+
+def test_random_damage_is_an_error_or_harmless() -> None:
+    elf = two_kernels()
+    chance = random.Random(1)
+    for _ in range(500):
+        damaged = bytearray(elf)
+        for _ in range(3):
+            damaged[chance.randrange(len(elf))] = chance.randrange(256)
+        try:
+            code = CodeObject.parse(bytes(damaged))
+        except ValueError:
+            continue
+        for kernel in code.kernels.values():
+            assert all(instruction.text for instruction in kernel.instructions)
 
 
 def test_a_wave32_kernel_is_refused() -> None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import re
 import time
+from pathlib import Path
 
 import pytest
 from asm import assemble
@@ -154,6 +155,8 @@ ds_read_b96_tr_b6 v[0:2], v4
 global_load_lds_dwordx4 v[2:3], off offset:16
 buffer_load_dwordx4 v1, s[4:7], 0 offen lds
 """
+# A line for each opcode that LLVM knows on one of the architectures.
+OPCODES = Path(__file__).with_name("data").joinpath("opcodes.txt").read_text(encoding="utf-8").splitlines()
 LINES = [
     pytest.param(line, arch, id=f"{arch}-{line}")
     for arch, text in (("gfx942", BOTH + GFX942), ("gfx950", BOTH + GFX950))
@@ -330,6 +333,24 @@ def test_an_instruction_cut_off_at_the_end_is_unknown() -> None:
 def test_an_8_byte_instruction_before_a_scalable_mfma_is_not_its_scale() -> None:
     lines = ["v_add_f32_e64 v1, v2, v3", "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[0:3]"]
     assert [i.text for i in decode_text(assemble("\n".join(lines), "gfx950"), arch="gfx950")] == lines
+
+
+def accepted(line: str, arch: str) -> bool:
+    try:
+        return bool(assemble(line, arch))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_one_line_of_every_opcode(arch: str) -> None:
+    """The assembler decides what an architecture has: ops.def says the same. The text of all of them is as it was."""
+    lines = [line for line in OPCODES if accepted(line, arch)]
+    instructions = decode_text(assemble("\n".join(lines), arch), arch=arch)
+    assert [i.text.split(" ; ")[0] for i in instructions] == lines
+    assert {i.mnemonic for i in instructions} & ops.table().keys() == {
+        op.name for op in ops.table().values() if op.on(arch)
+    }
 
 
 def test_every_opcode_of_the_core_has_a_mnemonic_of_the_tables() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import msgpack
 from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
@@ -22,6 +23,10 @@ EM_AMDGPU = 224
 NT_AMDGPU_METADATA = 32
 _MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}  # EF_AMDGPU_MACH, the low byte of e_flags
 _DESCRIPTOR = struct.Struct("<IIIxxxxq20xIIIHHxxxx")
+_DAMAGE = (
+    *(ELFError, ConstructError, struct.error, msgpack.UnpackException),
+    *(LookupError, TypeError, AttributeError, OverflowError),  # values of the metadata note that are of another kind
+)
 _USER_SGPRS = (  # bit of kernel_code_properties, registers: in the order of the registers
     ("private_segment_buffer", 0, 4),
     ("dispatch_ptr", 1, 2),
@@ -225,7 +230,7 @@ class CodeObject:
             raise ValueError(f"elf: got {bytes(elf[:4])!r} at its start, expected an ELF file (b'\\x7fELF')")
         try:
             return cls(*_parse(elf), elf)
-        except (ELFError, struct.error, msgpack.UnpackException, KeyError, IndexError) as error:
+        except _DAMAGE as error:
             raise ValueError(
                 f"elf: got {len(elf)} bytes, truncated or damaged ({error}), expected a whole file"
             ) from error
@@ -301,5 +306,5 @@ def _kernel(file: ELFFile, elf: bytes, arch: str, entry: Mapping[str, Any], symb
         KernelArg(arg.get(".name", ""), arg[".offset"], arg[".size"], arg[".value_kind"])
         for arg in entry.get(".args", ())
     )
-    kernarg_size = entry.get(".kernarg_segment_size", descriptor.kernarg_size)
+    kernarg_size = int(entry.get(".kernarg_segment_size", descriptor.kernarg_size))
     return Kernel(name, arch, descriptor, args, kernarg_size, entry, code, offset)

@@ -138,6 +138,8 @@ def _scalar_text(mnemonic: str, encoding: str, raw: bytes, r: "Record") -> str:
                 operands.append(f"{r.literal:#x}")
         else:
             operands.append(str(simm if mnemonic.endswith("_u32") else signed))
+    elif mnemonic == "s_set_gpr_idx_on":
+        operands[1:] = [str(raw[1] & 15)]
     elif mnemonic == "s_waitcnt":
         operands = [_waitcnt(simm)]
     elif encoding == "SOPP" and (mnemonic in _SIMM_OPS or "branch" in mnemonic or simm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _IDLE = re.compile(
 )
 
 
+@functools.cache
 def class_of(mnemonic: str) -> str:
     """The class, of ``CLASSES``, that an instruction counts in."""
     if mnemonic.startswith("v_"):
@@ -185,29 +187,37 @@ class Counters(Mapping[str, int]):
         self.resources = resources
         self.groups = groups
         self.waves = groups * resources.waves
-        self.lines: list[Line] = []
-        classes = dict.fromkeys(CLASSES, 0)
-        valu_lanes = 0
-        for instruction, row in zip(instructions, counts.tolist(), strict=True):
-            values = dict(zip(COUNT_FIELDS, row, strict=True))
-            mnemonic = instruction.mnemonic
-            kind = class_of(mnemonic)
-            executed = values["executed"]
-            classes[kind] += executed
-            if kind == "valu":
-                valu_lanes += values["lanes"]
-            busy = executed * busy_cycles(instruction, resources.arch) if kind == "mfma" and executed else 0
-            self.lines.append(Line(instruction, kind, mfma_cycles=busy, **values))
-        self._classes = classes
-        self.valu_lanes = valu_lanes
-        self.executed = sum(line.executed for line in self.lines)
-        self.bytes = sum(line.bytes for line in self.lines if not line.kind.startswith("lds"))
-        self.lines64 = sum(line.lines64 for line in self.lines)
-        self.lines128 = sum(line.lines128 for line in self.lines)
-        self.lines64_min = sum(line.lines64_min for line in self.lines)
-        self.lds_cycles = sum(line.lds_cycles for line in self.lines)
-        self.lds_cycles_min = sum(line.lds_cycles_min for line in self.lines)
-        self.mfma_cycles = sum(line.mfma_cycles for line in self.lines)
+        self._instructions = instructions
+        self._counts = counts
+        self._kinds = [class_of(instruction.mnemonic) for instruction in instructions]
+        executed = counts[:, 0].tolist()
+        self._classes = dict.fromkeys(CLASSES, 0)
+        self._mfma = [0] * len(instructions)
+        for k, (kind, times) in enumerate(zip(self._kinds, executed, strict=True)):
+            self._classes[kind] += times
+            if kind == "mfma" and times:
+                self._mfma[k] = times * busy_cycles(instructions[k], resources.arch)
+        total = dict(zip(COUNT_FIELDS, counts.sum(axis=0, dtype=np.uint64).tolist(), strict=True))
+        self.executed: int = total["executed"]
+        self.lines64: int = total["lines64"]
+        self.lines128: int = total["lines128"]
+        self.lines64_min: int = total["lines64_min"]
+        self.lds_cycles: int = total["lds_cycles"]
+        self.lds_cycles_min: int = total["lds_cycles_min"]
+        self.mfma_cycles = sum(self._mfma)
+        lds = np.array([kind.startswith("lds") for kind in self._kinds], bool)
+        self.bytes = int(counts[~lds, COUNT_FIELDS.index("bytes")].sum())
+        valu = np.array([kind == "valu" for kind in self._kinds], bool)
+        self.valu_lanes = int(counts[valu, COUNT_FIELDS.index("lanes")].sum())
+
+    @functools.cached_property
+    def lines(self) -> list[Line]:
+        """Counts of every instruction of the kernel, in the order of addresses."""
+        rows = zip(self._instructions, self._kinds, self._counts.tolist(), self._mfma, strict=True)
+        return [
+            Line(instruction, kind, mfma_cycles=busy, **dict(zip(COUNT_FIELDS, row, strict=True)))
+            for instruction, kind, row, busy in rows
+        ]
 
     def __getitem__(self, name: str) -> int:
         return self._classes[name]

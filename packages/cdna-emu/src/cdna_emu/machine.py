@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import struct
@@ -53,11 +54,15 @@ class Result:
         return self.counters.resources
 
 
+# Launching the same bytes again decodes nothing.
+_parse = functools.lru_cache(maxsize=16)(CodeObject.parse)
+
+
 def load(code: bytes | str | CodeObject, arch: str | None = None) -> CodeObject:
     """A code object from ELF bytes or .s text. ValueError if it is not for ``arch`` or for none that is known."""
     if isinstance(code, str):
         code = assemble(code, arch)
-    parsed = CodeObject.parse(code) if isinstance(code, bytes) else code
+    parsed = _parse(code) if isinstance(code, bytes) else code
     if parsed.arch not in ARCHS or arch not in {None, parsed.arch}:
         raise ValueError(f"arch: got a code object for {parsed.arch}, expected {arch or ' or '.join(ARCHS)}")
     return parsed

@@ -127,6 +127,7 @@ INTEGER: dict[str, Callable[..., U32]] = {
     "v_bfe_i32 v0, v1, v2, v3": each(bfe_i32),
     "v_bfi_b32 v0, v1, v2, v3": lambda a, b, c: a & b | ~a & c,
     "v_perm_b32 v0, v1, v2, v3": each(perm),
+    "v_perm_b32 v0, v1, v2, s8": each(lambda a, b: perm(a, b, 0x07060302)),
     "v_alignbit_b32 v0, v1, v2, v3": each(lambda a, b, c: (a << 32 | b) >> (c & 31)),
     "v_alignbyte_b32 v0, v1, v2, v3": each(lambda a, b, c: (a << 32 | b) >> 8 * (c & 3)),
     "v_sad_u8 v0, v1, v2, v3": each(
@@ -156,7 +157,7 @@ def test_integer_ops(text: str) -> None:
             used = sources[:2]
         elif function.__code__.co_argcount == 0:
             used = sources[: 1 + ("v2" in text) + ("v3" in text)]
-        got = run(text, dict(enumerate(sources, 1)), sgpr={7: 0xDEADBEEF}).vgpr(0)
+        got = run(text, dict(enumerate(sources, 1)), sgpr={7: 0xDEADBEEF, 8: 0x07060302}).vgpr(0)
         expected = np.asarray(function(*used)).astype(np.uint32)
         assert (got == expected).all(), np.flatnonzero(got != expected)
 

@@ -255,6 +255,16 @@ def test_between_integers_and_floats() -> None:
     assert (state.vgpr(0) == 0x11C93344).all()
 
 
+@pytest.mark.parametrize(("rounding", "expected"), [(0, 1 << 24), (1, (1 << 24) + 2), (2, 1 << 24), (3, 1 << 24)])
+def test_integers_and_f64_round_to_f32_by_the_mode(rounding: int, expected: int) -> None:
+    number = (1 << 24) + 1
+    mode = MODE | rounding | rounding << 2
+    assert (f32(run("v_cvt_f32_i32 v0, v1", {1: number}, mode=mode).vgpr(0)) == expected).all()
+    assert (f32(run("v_cvt_f32_u32 v0, v1", {1: number}, mode=mode).vgpr(0)) == expected).all()
+    registers = dict(zip((2, 3), pair(np.full(LANES, float(number))), strict=True))
+    assert (f32(run("v_cvt_f32_f64 v0, v[2:3]", registers, mode=mode).vgpr(0)) == expected).all()
+
+
 def toward_zero(x: Array) -> Array:
     with np.errstate(all="ignore"):
         near = x.astype(np.float16)

@@ -67,6 +67,23 @@ static inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selectors)
     return r;
 }
 
+static inline void permute(Wave *w, const Insn *i)
+{
+    uint32_t ta[LANES], tb[LANES], tc[LANES], d[LANES];
+    const uint32_t *a = source32(w, i, 0, 0, ta), *b = source32(w, i, 1, 0, tb), *c = source32(w, i, 2, 0, tc);
+    if (i->src[2].code >= VGPR0 || (c[0] & 0xf8f8f8f8)) {
+        EACH_LANE d[l] = permute_bytes(a[l], b[l], c[l]);
+    } else { /* the usual case: the same four bytes in all lanes */
+        EACH_LANE d[l] = 0;
+        for (int n = 0; n < 4; n++) {
+            uint32_t selector = c[0] >> 8 * n & 7, shift = 8 * (selector & 3);
+            const uint32_t *from = selector & 4 ? a : b;
+            EACH_LANE d[l] |= (from[l] >> shift & 0xff) << 8 * n;
+        }
+    }
+    write32(w, i, 0, d, lane_mask(w, i));
+}
+
 static inline uint32_t sad_u8(uint32_t a, uint32_t b, uint32_t sum, bool masked)
 {
     for (int n = 0; n < 4; n++) {
@@ -338,7 +355,7 @@ WIDE bool exec_vector_integer(const Group *g, Wave *w, const Insn *i)
     case OP_v_cndmask_b32: conditional_mask(w, i); return true;
     case OP_v_bitop3_b32:
     case OP_v_bitop3_b16: bit_op3(w, i); return true;
-        TERNARY(v_perm_b32, permute_bytes(A, B, C))
+    case OP_v_perm_b32: permute(w, i); return true;
         TERNARY(v_alignbit_b32, (uint32_t)(((uint64_t)A << 32 | B) >> (C & 31)))
         TERNARY(v_alignbyte_b32, (uint32_t)(((uint64_t)A << 32 | B) >> 8 * (C & 3)))
         TERNARY(v_bfe_u32, field_unsigned(A, B, C))

@@ -9,8 +9,8 @@
 #include "floats.h"
 
 /* The lane loops are compiled twice on x86-64, for any CPU and for those with AVX2 and FMA; both give the same bits. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("arch=haswell", "default")))
+#if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define WIDE __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define WIDE
 #endif
@@ -197,13 +197,34 @@ static inline void half_source(const Wave *w, const Insn *i, int k, float out[LA
     EACH_LANE out[l] = f32_from_f16(bits[l]);
 }
 
+/* f16_from_f32 without branches, for the vectoriser; the host must round to nearest. Adding 0.5 lets the host round to the
+   denormals' step, 2^-24. */
+static inline uint16_t f16_nearest(float value)
+{
+    uint32_t bits = bits_of_f32(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    uint32_t denormal = bits_of_f32(f32_of_bits(magnitude) + 0.5f) - 0x3f000000;
+    uint32_t half = magnitude < 113u << 23 ? denormal : normal;
+    half = magnitude >= 143u << 23 ? 0x7c00 : half;
+    half = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x1ff) : half;
+    return (uint16_t)(sign | half);
+}
+
 /* Round to f16 in one of MODE's rounding modes: 0 nearest even, 1 up, 2 down, 3 toward zero. */
 static inline uint16_t f16_rounded(float value, uint32_t rounding)
 {
-    if (rounding == 0) return f16_from_f32(value);
+    if (rounding == 0) return f16_nearest(value);
     uint16_t half = f16_from_f32_rtz(value);
     bool away = rounding == 1 ? value > 0 : rounding == 2 && value < 0;
     return isfinite(value) && away && f32_from_f16(half) != value ? (uint16_t)(half + 1) : half;
+}
+
+static inline void round_lanes16(const float from[LANES], uint16_t to[LANES], uint32_t rounding)
+{
+    if (rounding == 0)
+        EACH_LANE to[l] = f16_nearest(from[l]);
+    else
+        EACH_LANE to[l] = f16_rounded(from[l], rounding);
 }
 
 static inline uint32_t rounding16(const Wave *w) { return w->mode >> 2 & 3; }

@@ -44,9 +44,11 @@ static inline uint32_t byte_of_f32(float x) { return x >= 255 ? 255 : x > 0 ? (u
 static inline float f32_of_exact(double x, uint32_t rounding)
 {
     static const int host[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    if (rounding) fesetround(host[rounding]);
-    volatile float r = (float)x; /* not to be moved across the change of rounding */
-    if (rounding) fesetround(FE_TONEAREST);
+    if (rounding == 0) return (float)x;
+    volatile double from = x; /* volatile: the conversion must not move across the changes of rounding */
+    fesetround(host[rounding]);
+    volatile float r = (float)from;
+    fesetround(FE_TONEAREST);
     return r;
 }
 
@@ -158,8 +160,10 @@ static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
     write_double(w, i, d); \
     return true
 #define TO_F16(expression) \
+    float r[LANES]; \
     uint16_t d[LANES]; \
-    EACH_LANE d[l] = f16_rounded((expression), rounding16(w)); \
+    EACH_LANE r[l] = (expression); \
+    round_lanes16(r, d, rounding16(w)); \
     finish16(w, i, d); \
     write16(w, i, d, false); \
     return true

@@ -65,8 +65,10 @@ static inline float mantissa_of(float x)
 static inline int clamp_exponent(int e) { return e < -100 ? -100 : e > 100 ? 100 : e; }
 
 #define RESULT(expression, keep) \
+    float r[LANES]; \
     uint16_t d[LANES]; \
-    EACH_LANE d[l] = f16_rounded((expression), rounding); \
+    EACH_LANE r[l] = (expression); \
+    round_lanes16(r, d, rounding); \
     finish16(w, i, d); \
     write16(w, i, d, keep); \
     return true

@@ -116,20 +116,30 @@ WIDE static bool exec_pk_integer(Wave *w, const Insn *i)
     finish16(w, i, d.half[1]); \
     write_halves(w, i, d.half[0], d.half[1]); \
     return true
-#define BINARY_F16(op, expression) \
+#define ROUNDED_RESULT(expression) \
+    Halves d; \
+    for (int h = 0; h < 2; h++) { \
+        float r[LANES]; \
+        EACH_LANE r[l] = (expression); \
+        round_lanes16(r, d.half[h], rounding); \
+        finish16(w, i, d.half[h]); \
+    } \
+    write_halves(w, i, d.half[0], d.half[1]); \
+    return true
+#define BINARY_F16(op, RESULT, expression) \
     case OP_##op: { \
         Halves a, b; \
         float_halves(w, i, 0, &a); \
         float_halves(w, i, 1, &b); \
-        HALF_RESULT(expression); \
+        RESULT(expression); \
     }
-#define TERNARY_F16(op, expression) \
+#define TERNARY_F16(op, RESULT, expression) \
     case OP_##op: { \
         Halves a, b, c; \
         float_halves(w, i, 0, &a); \
         float_halves(w, i, 1, &b); \
         float_halves(w, i, 2, &c); \
-        HALF_RESULT(expression); \
+        RESULT(expression); \
     }
 
 static inline float sum(float a, float b, uint32_t rounding)
@@ -142,13 +152,13 @@ WIDE static bool exec_pk_f16(Wave *w, const Insn *i)
     bool ieee = w->mode & MODE_IEEE;
     uint32_t rounding = rounding16(w);
     switch (i->op) {
-        BINARY_F16(v_pk_add_f16, f16_rounded(sum(FA, FB, rounding), rounding))
-        BINARY_F16(v_pk_mul_f16, f16_rounded(FA * FB, rounding))
-        TERNARY_F16(v_pk_fma_f16, f16_rounded(fma_half(FA, FB, FC), rounding))
-        BINARY_F16(v_pk_min_f16, min16(a.half[h][l], b.half[h][l], ieee))
-        BINARY_F16(v_pk_max_f16, max16(a.half[h][l], b.half[h][l], ieee))
-        TERNARY_F16(v_pk_minimum3_f16, minimum16(minimum16(a.half[h][l], b.half[h][l]), c.half[h][l]))
-        TERNARY_F16(v_pk_maximum3_f16, maximum16(maximum16(a.half[h][l], b.half[h][l]), c.half[h][l]))
+        BINARY_F16(v_pk_add_f16, ROUNDED_RESULT, sum(FA, FB, rounding))
+        BINARY_F16(v_pk_mul_f16, ROUNDED_RESULT, FA * FB)
+        TERNARY_F16(v_pk_fma_f16, ROUNDED_RESULT, fma_half(FA, FB, FC))
+        BINARY_F16(v_pk_min_f16, HALF_RESULT, min16(a.half[h][l], b.half[h][l], ieee))
+        BINARY_F16(v_pk_max_f16, HALF_RESULT, max16(a.half[h][l], b.half[h][l], ieee))
+        TERNARY_F16(v_pk_minimum3_f16, HALF_RESULT, minimum16(minimum16(a.half[h][l], b.half[h][l]), c.half[h][l]))
+        TERNARY_F16(v_pk_maximum3_f16, HALF_RESULT, maximum16(maximum16(a.half[h][l], b.half[h][l]), c.half[h][l]))
     case OP_v_pk_fmac_f16: { /* VOP2: no modifiers, both halves */
         Halves d;
         uint32_t ta[LANES], tb[LANES];
@@ -267,7 +277,15 @@ WIDE static bool exec_mix(Wave *w, const Insn *i)
     const uint32_t *old = destination32(w, i, 0);
     uint32_t shift = i->op == OP_v_fma_mixhi_f16 ? 16 : 0, rounding = rounding16(w);
     uint16_t half[LANES];
-    EACH_LANE half[l] = f16_rounded(fmaf(a[l], b[l], c[l]), rounding);
+    if (w->mode & 3) { /* the host's rounding is not to nearest then */
+        EACH_LANE {
+            float r = fmaf(a[l], b[l], c[l]);
+            half[l] = rounding ? f16_rounded(r, rounding) : f16_from_f32(r);
+        }
+    } else {
+        EACH_LANE c[l] = fmaf(a[l], b[l], c[l]);
+        round_lanes16(c, half, rounding);
+    }
     finish16(w, i, half);
     EACH_LANE d[l] = (old[l] & ~(0xffffu << shift)) | (uint32_t)half[l] << shift;
     write32(w, i, 0, d, lane_mask(w, i));

@@ -18,7 +18,7 @@ def _init_targets() -> None:
 
 def _object(text: str, arch: str) -> bytes:
     _init_targets()
-    relocatable = amd.assemble_amdgcn(text, TRIPLE, arch, "")
+    relocatable: bytes = amd.assemble_amdgcn(text, TRIPLE, arch, "")
     if not relocatable:
         raise ValueError(f"{arch}: the assembler rejected {text!r}")
     return relocatable
@@ -28,7 +28,8 @@ def _object(text: str, arch: str) -> bytes:
 def assemble(text: str, arch: str) -> bytes:
     """Raw machine code of lines of assembly; ValueError if `arch` lacks one (the reason is on standard error)."""
     relocatable = _object(f".text\n{text}\n", arch)
-    return ELFFile(io.BytesIO(relocatable)).get_section_by_name(".text").data()
+    code: bytes = ELFFile(io.BytesIO(relocatable)).get_section_by_name(".text").data()
+    return code
 
 
 @functools.cache

@@ -54,6 +54,6 @@ def test_split_prepare_with_normalisation(arch: str) -> None:
 @pytest.mark.parametrize("order", ["reverse", "random"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_other_wave_orders_and_tiles(arch: str, order: str) -> None:
-    inputs = make_inputs(LENS, 2, 1, state="random", keys="cos0.8")
-    configs = Configs(PrepareConfig("fused", 4, 2), StateScanConfig(64, 8, 1), OutputConfig(128, 8, 1))
+    inputs = make_inputs(LENS, 2, 1, state="random", seed=1)
+    configs = Configs(PrepareConfig("fused", 4, 2), StateScanConfig(16, 4, 1), OutputConfig(128, 8, 1))
     check_block(Device(arch, options={"order": order}), inputs, configs=configs)

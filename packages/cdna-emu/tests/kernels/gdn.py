@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from gdn_runtime import reference
 from gdn_runtime.kernels.triton import backend, l2norm, output, prepare, state_scan
 from gdn_runtime.kernels.triton.common import CompileJob
 from gdn_runtime.metadata import schedule_for
@@ -55,11 +56,13 @@ class Launched:
 @dataclass
 class Device:
     """Emulated launches of one architecture. ``small`` marks every pointer as reaching less than 2 GiB, as a launch on
-    hardware does for tensors of that size: loads and stores then go through buffer resources."""
+    hardware does for tensors of that size: loads and stores then go through buffer resources. ``options`` go to
+    ``cdna_emu.launch``; ``code`` stands in for the code object of every launch."""
 
     arch: str
     small: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    code: bytes | None = None
     launches: list[Launched] = field(default_factory=list)
 
     def launch(self, job: CompileJob, grid: tuple[int, int, int], args: list[Any]) -> None:
@@ -68,7 +71,7 @@ class Device:
         compiled = compile_job(job, self.arch, small=self.small)
         args = [*args, *NULL_SCRATCH]
         result = cdna_emu.launch(
-            compiled.elf,
+            compiled.elf if self.code is None else self.code,
             kernel=compiled.name,
             grid=grid,
             block=(compiled.threads, 1, 1),
@@ -189,3 +192,37 @@ def run_block(
         scale = v.shape[3] ** -0.5
         backend.output(q, k, u, h, g_cumsum, o=o, scale=scale, plan=plan, use_exp2=True, config=configs.output)
     return o, final_state
+
+
+def run_state_scan(device: Device, inputs: Any, config: StateScanConfig = CONFIGS.state_scan) -> list[Tensor]:
+    """K5 alone, on w, u and gates of the reference: its outputs v_new, h and the final states."""
+    k, v = inputs.k, inputs.v
+    batch, seq_len, num_heads = v.shape[:3]
+    schedule = schedule_for(inputs.cu_seqlens, total_tokens=inputs.num_tokens, num_decodes=0, num_decode_tokens=0)
+    plan = ChunkPlan.varlen(schedule, seq_len)
+    w, u, v_new = (torch.zeros(batch, num_heads, seq_len, 128, dtype=v.dtype) for _ in range(3))
+    g_cumsum = torch.zeros(batch, num_heads, seq_len)
+    reference.prepare(
+        k, v, inputs.g, inputs.beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, config=CONFIGS.prepare
+    )
+    h = torch.zeros(1, plan.total_chunks, num_heads, 128, 128, dtype=v.dtype)
+    final_state = torch.zeros(plan.num_seqs, num_heads, 128, 128)
+    with device.installed():
+        backend.state_scan(
+            k,
+            w,
+            u,
+            g=g_cumsum,
+            gk=None,
+            h=h,
+            v_new=v_new,
+            initial_state=inputs.initial_state,
+            final_state=final_state,
+            state_indices=None,
+            has_initial_state=None,
+            plan=plan,
+            use_exp2=True,
+            g_head_major=True,
+            config=config,
+        )
+    return [v_new, h, final_state]

@@ -111,6 +111,14 @@ static uint64_t permitted(Group *g, Wave *w, const Insn *i, const uint32_t at[LA
 {
     uint64_t good = mask;
     count_lds(g, i, at, mask, bytes);
+    if (!g->lds_checks && align <= 1) { /* no lane needs a look of its own if all are inside */
+        uint32_t outside = 0, limit = g->launch->lds_bytes;
+        if (limit >= bytes)
+            for (uint32_t l = 0; l < LANES; l++)
+                outside |= at[l] > limit - bytes;
+        if (limit >= bytes && !outside)
+            return good;
+    }
     for (uint32_t l = 0; l < LANES; l++) {
         uint64_t bit = (uint64_t)1 << l;
         if (!(mask & bit))
@@ -132,6 +140,11 @@ static void read_lds(Group *g, Wave *w, const Insn *i, Access a, const uint32_t 
     if (a.bytes >= 4) {
         for (uint32_t r = 0; r < a.bytes / 4u; r++) {
             uint32_t *row = row_of(w, i->dst, first + (int)r);
+            if (good == UINT64_MAX) {
+                for (uint32_t l = 0; l < LANES; l++)
+                    memcpy(&row[l], g->lds + at[l] + 4 * r, 4);
+                continue;
+            }
             for (uint32_t l = 0; l < LANES; l++) {
                 uint32_t value = 0;
                 if (good >> l & 1)
@@ -148,7 +161,7 @@ static void read_lds(Group *g, Wave *w, const Insn *i, Access a, const uint32_t 
             continue;
         uint32_t value = 0;
         if (good >> l & 1)
-            memcpy(&value, g->lds + at[l], a.bytes);
+            value = a.bytes == 1 ? g->lds[at[l]] : g->lds[at[l]] | (uint32_t)g->lds[at[l] + 1] << 8;
         if (a.sign)
             value = a.bytes == 1 ? (uint32_t)(int8_t)value : (uint32_t)(int16_t)value;
         if (a.place == LOW)
@@ -164,12 +177,23 @@ static void write_lds(Group *g, Wave *w, const Insn *i, Access a, uint32_t offse
     uint32_t at[LANES], bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
     addresses(w, i, offset, at);
     uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, true, 1);
-    for (uint32_t l = 0; l < LANES; l++) {
-        if (!(good >> l & 1))
+    for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) { /* lanes of one address: the highest wins, register by register */
+        const uint32_t *row = row_of(w, i->src[data], (int)r);
+        if (good == UINT64_MAX && bytes == 4) {
+            for (uint32_t l = 0; l < LANES; l++)
+                memcpy(g->lds + at[l] + 4 * r, &row[l], 4);
             continue;
-        for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) {
-            uint32_t value = row_of(w, i->src[data], (int)r)[l] >> shift;
-            memcpy(g->lds + at[l] + 4 * r, &value, bytes);
+        }
+        for (uint32_t l = 0; l < LANES; l++) {
+            uint32_t value = row[l] >> shift;
+            if (!(good >> l & 1))
+                continue;
+            if (bytes == 4)
+                memcpy(g->lds + at[l] + 4 * r, &value, 4);
+            else if (bytes == 2)
+                memcpy(g->lds + at[l], &value, 2);
+            else
+                g->lds[at[l]] = (uint8_t)value;
         }
     }
 }
@@ -212,7 +236,7 @@ static void write_old(Wave *w, const Insn *i, Access a, int first, const uint64_
     }
 }
 
-static uint32_t element(const uint32_t data[3], uint32_t n, uint32_t bits)
+static inline uint32_t element(const uint32_t data[3], uint32_t n, uint32_t bits)
 {
     uint32_t at = n * bits, word = at / 32;
     uint64_t pair = data[word] | (word < 2 ? (uint64_t)data[word + 1] << 32 : 0);
@@ -220,17 +244,12 @@ static uint32_t element(const uint32_t data[3], uint32_t n, uint32_t bits)
 }
 
 /* 16 lanes hold a matrix of 16 columns: lane j of them reads elements j*n, j*n + 1, … in row order (n elements per lane). Lane c
-   receives column c, row 0 in its lowest bits. That is element c % n of lane r * 16/n + c/n for row r. */
-static bool read_transposed(Group *g, Wave *w, const Insn *i, Access a)
+   receives column c, row 0 in its lowest bits. That is element c % n of lane r * 16/n + c/n for row r. Inlined, so that the
+   divisions are by constants. */
+static inline __attribute__((always_inline)) void transpose(Wave *w, const Insn *i, uint32_t data[LANES][3], uint32_t bits,
+                                                            uint32_t words)
 {
-    if (exec_mask(w) != UINT64_MAX) /* undefined in hardware */
-        return false;
-    uint32_t at[LANES], data[LANES][3] = {{0}}, bits = a.place, words = a.bytes / 4u, n = 8u * a.bytes / bits;
-    addresses(w, i, i->offset & 0xffff, at);
-    uint64_t good = permitted(g, w, i, at, UINT64_MAX, a.bytes, false, a.bytes == 12 ? 16 : 8);
-    for (uint32_t l = 0; l < LANES; l++)
-        if (good >> l & 1)
-            memcpy(data[l], g->lds + at[l], a.bytes);
+    uint32_t n = 32 * words / bits;
     for (uint32_t l = 0; l < LANES; l++) {
         uint32_t column = l % 16, from = l / 16 * 16 + column / n;
         uint32_t packed[4] = {0};
@@ -241,6 +260,24 @@ static bool read_transposed(Group *g, Wave *w, const Insn *i, Access a)
         }
         for (uint32_t r = 0; r < words; r++)
             row_of(w, i->dst, (int)r)[l] = packed[r];
+    }
+}
+
+static bool read_transposed(Group *g, Wave *w, const Insn *i, Access a)
+{
+    if (exec_mask(w) != UINT64_MAX) /* undefined in hardware */
+        return false;
+    uint32_t at[LANES], data[LANES][3] = {{0}};
+    addresses(w, i, i->offset & 0xffff, at);
+    uint64_t good = permitted(g, w, i, at, UINT64_MAX, a.bytes, false, a.bytes == 12 ? 16 : 8);
+    for (uint32_t l = 0; l < LANES; l++)
+        if (good >> l & 1)
+            memcpy(data[l], g->lds + at[l], a.bytes);
+    switch (a.place) {
+    case 16: transpose(w, i, data, 16, 2); break;
+    case 8: transpose(w, i, data, 8, 2); break;
+    case 6: transpose(w, i, data, 6, 3); break;
+    default: transpose(w, i, data, 4, 2); break;
     }
     return true;
 }

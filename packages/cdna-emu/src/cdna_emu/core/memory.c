@@ -99,12 +99,15 @@ static Access access_of(uint16_t op)
     }
 }
 
-/* What the lanes of a vector instruction ask for. reach[l]: bytes of lane l that may be accessed, from address[l] on. */
+/* What the lanes of a vector instruction ask for. reach[l]: bytes of lane l that may be accessed, from address[l] on;
+   `whole` lanes reach all of their bytes. Lanes that are off have any address and no reach. */
 typedef struct {
     uint64_t address[LANES];
     uint8_t reach[LANES];
-    uint64_t mask;
+    uint64_t mask, whole;
 } Request;
+
+static inline bool on(uint64_t mask, uint32_t lane) { return mask >> lane & 1; }
 
 static uint32_t *row_of(Wave *w, Operand o, int r) { return w->vgpr[o.code - VGPR0 + r]; }
 
@@ -136,24 +139,33 @@ static bool buffer_request(Group *g, Wave *w, const Insn *i, Access a, Request *
         return false;
     bool indexed = i->flags & F_IDXEN, structured = indexed && b.stride;
     uint64_t fixed = (uint64_t)(uint32_t)i->offset + scalar_or_zero(w, i, 3);
-    const uint32_t *index = indexed ? row_of(w, i->src[0], 0) : 0;
+    const uint32_t *index = structured ? row_of(w, i->src[0], 0) : 0;
     const uint32_t *offset = i->flags & F_OFFEN ? row_of(w, i->src[0], indexed) : 0;
     uint32_t part = a.bytes < 4 || a.kind == ATOMIC ? a.bytes : 4;
-    for (uint32_t l = 0; l < LANES; l++) {
-        if (!(q->mask >> l & 1))
-            continue;
-        uint64_t at = fixed + (offset ? offset[l] : 0);
-        if (structured) {
+    if (structured) {
+        for (uint32_t l = 0; l < LANES; l++) {
             q->reach[l] = index[l] < b.records ? a.bytes : 0;
-            q->address[l] = b.base + at + (uint64_t)b.stride * index[l];
-        } else {
-            uint64_t room = at < b.records ? b.records - at : 0;
-            q->reach[l] = room >= a.bytes ? a.bytes : (uint8_t)(room / part * part);
-            q->address[l] = b.base + at;
+            q->address[l] = b.base + fixed + (offset ? offset[l] : 0) + (uint64_t)b.stride * index[l];
         }
-        if (q->reach[l] != a.bytes && g->launch->report_buffer_bounds)
-            report(g, w, i, FIND_BUFFER_BOUNDS, l, q->address[l] + q->reach[l], a.bytes);
+    } else {
+        static const uint32_t none[LANES];
+        uint64_t last = b.records >= a.bytes ? b.records - a.bytes + 1u : 0; /* from here on some component is out */
+        if (!offset)
+            offset = none;
+        for (uint32_t l = 0; l < LANES; l++) {
+            q->reach[l] = fixed + offset[l] < last ? a.bytes : 0;
+            q->address[l] = b.base + fixed + offset[l];
+        }
+        for (uint32_t l = 0; l < LANES; l++) {
+            uint64_t at = fixed + offset[l];
+            if (at >= last && at < b.records)
+                q->reach[l] = (uint8_t)((b.records - at) / part * part);
+        }
     }
+    if (g->launch->report_buffer_bounds)
+        for (uint32_t l = 0; l < LANES; l++)
+            if (on(q->mask, l) && q->reach[l] != a.bytes)
+                report(g, w, i, FIND_BUFFER_BOUNDS, l, q->address[l] + q->reach[l], a.bytes);
     return true;
 }
 
@@ -163,10 +175,14 @@ static void global_request(Wave *w, const Insn *i, Access a, Request *q)
     bool scalar_base = i->src[2].code != NO_OPERAND;
     const uint32_t *high = scalar_base ? 0 : row_of(w, i->src[0], 1);
     uint64_t fixed = (uint64_t)(int64_t)i->offset + (scalar_base ? scalar64(w, i, 2) : 0);
-    for (uint32_t l = 0; l < LANES; l++) {
-        q->address[l] = fixed + (low ? low[l] : 0) + (high ? (uint64_t)high[l] << 32 : 0);
+    for (uint32_t l = 0; l < LANES; l++)
         q->reach[l] = a.bytes;
-    }
+    if (high)
+        for (uint32_t l = 0; l < LANES; l++)
+            q->address[l] = fixed + (low[l] | (uint64_t)high[l] << 32);
+    else
+        for (uint32_t l = 0; l < LANES; l++)
+            q->address[l] = fixed + (low ? low[l] : 0);
 }
 
 /* True if all of [start, end) is in one known range: then no lane needs a search of its own. */
@@ -189,26 +205,32 @@ static void check_request(Group *g, Wave *w, const Insn *i, Access a, Request *q
     bool store = a.kind != LOAD;
     uint64_t live = 0, start = UINT64_MAX, end = 0;
     for (uint32_t l = 0; l < LANES; l++) {
-        if (!(q->mask >> l & 1) || !q->reach[l])
+        uint64_t bit = (uint64_t)1 << l;
+        if (!(q->mask & bit))
+            q->reach[l] = 0;
+        if (!q->reach[l])
             continue;
-        live |= (uint64_t)1 << l;
-        if (q->address[l] < start)
-            start = q->address[l];
-        if (q->address[l] + q->reach[l] > end)
-            end = q->address[l] + q->reach[l];
+        live |= bit;
+        if (q->reach[l] == a.bytes)
+            q->whole |= bit;
+        uint64_t first = q->address[l], last = first + q->reach[l];
+        start = first < start ? first : start;
+        end = last > end ? last : end;
     }
     count_global(g, i, q->address, live, a.bytes);
     if (a.kind == ATOMIC)
         for (uint32_t l = 0; l < LANES; l++)
-            if (live >> l & 1 && q->address[l] % a.bytes) {
+            if (on(live, l) && q->address[l] % a.bytes) {
                 report(g, w, i, FIND_MISALIGNED, l, q->address[l], a.bytes);
                 q->reach[l] = 0;
             }
     if (!live || (end > start && all_inside(g->launch, start, end, store)))
         return;
     for (uint32_t l = 0; l < LANES; l++)
-        if (live >> l & 1 && q->reach[l] && !global_ok(g, w, i, l, q->address[l], q->reach[l], store))
+        if (q->reach[l] && !global_ok(g, w, i, l, q->address[l], q->reach[l], store)) {
             q->reach[l] = 0;
+            q->whole &= ~((uint64_t)1 << l);
+        }
 }
 
 static uint32_t extend(uint32_t value, Access a)
@@ -237,8 +259,13 @@ static void load(Wave *w, const Insn *i, Access a, const Request *q)
 {
     for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) {
         uint32_t *row = row_of(w, i->dst, (int)r);
+        if (a.bytes >= 4 && q->whole == UINT64_MAX) {
+            for (uint32_t l = 0; l < LANES; l++)
+                memcpy(&row[l], host(q->address[l] + 4 * r), 4);
+            continue;
+        }
         for (uint32_t l = 0; l < LANES; l++) {
-            if (!(q->mask >> l & 1))
+            if (!on(q->mask, l))
                 continue;
             uint32_t reach = q->reach[l] > 4 * r ? q->reach[l] - 4 * r : 0;
             uint32_t value = load_part(q->address[l] + 4 * r, reach, a);
@@ -259,7 +286,7 @@ static void load_to_lds(Group *g, Wave *w, const Insn *i, Access a, const Reques
         at[l] = w->sgpr[M0] + (uint32_t)i->offset + l * size;
     count_lds(g, i, at, q->mask, size);
     for (uint32_t l = 0; l < LANES; l++) {
-        if (!(q->mask >> l & 1) || !lds_ok(g, w, i, l, at[l], size, true))
+        if (!on(q->mask, l) || !lds_ok(g, w, i, l, at[l], size, true))
             continue;
         for (uint32_t r = 0; r < size / 4; r++) {
             uint32_t reach = q->reach[l] > 4 * r ? q->reach[l] - 4 * r : 0;
@@ -274,8 +301,13 @@ static void store(Wave *w, const Insn *i, Access a, const Request *q)
     uint32_t bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
     for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) {
         const uint32_t *row = row_of(w, i->src[1], (int)r);
+        if (bytes == 4 && q->whole == UINT64_MAX) {
+            for (uint32_t l = 0; l < LANES; l++)
+                memcpy(host(q->address[l] + 4 * r), &row[l], 4);
+            continue;
+        }
         for (uint32_t l = 0; l < LANES; l++) {
-            if (!(q->mask >> l & 1) || q->reach[l] < 4 * r + bytes)
+            if (q->reach[l] < 4 * r + bytes)
                 continue;
             uint32_t value = row[l] >> shift;
             uint8_t *to = host(q->address[l] + 4 * r);
@@ -316,7 +348,7 @@ static void atomic(Wave *w, const Insn *i, Access a, const Request *q)
 {
     bool wide = a.bytes == 8, returns = i->flags & F_SC0 && i->dst.code != NO_OPERAND;
     for (uint32_t l = 0; l < LANES; l++) {
-        if (!(q->mask >> l & 1))
+        if (!on(q->mask, l))
             continue;
         uint64_t value = gather(w, i->src[1], 0, l, a.bytes);
         uint64_t other = a.place == RMW_CMPSWAP ? gather(w, i->src[1], wide ? 2 : 1, l, a.bytes) : 0;

@@ -59,6 +59,15 @@ def test_two_writes_race_unless_their_bytes_differ(order):
     assert findings(halves, waves=2, lds=256, order=order).ok
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_waves_may_store_the_same_value(order):
+    """Compilers let every wave store a value that all of them hold; a third that differs is a race."""
+    store = "v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 7\n{}ds_write_b32 v1, v2\ns_waitcnt lgkmcnt(0)\ns_endpgm"
+    assert findings(store.format(""), waves=3, lds=16, order=order).ok
+    other = store.format("v_lshrrev_b32_e32 v2, 7, v0\n")
+    assert findings(other, waves=3, lds=16, order=order).kinds() == {"race"}
+
+
 def test_atomics_do_not_race_with_atomics():
     start = "v_mov_b32_e32 v1, 0\nv_mov_b32_e32 v2, 1\ns_mov_b64 s[6:7], exec\nv_cmp_eq_u32_e32 vcc, 0, v0\n"
     start += "s_and_b64 exec, exec, vcc\nds_write_b32 v1, v1\ns_mov_b64 exec, s[6:7]\ns_waitcnt lgkmcnt(0)\ns_barrier\n"

@@ -55,6 +55,7 @@ struct WaveChecks {
     uint64_t pending_lanes[VGPRS];
     uint32_t smem_ticket[SGPRS], smem_producer[SGPRS];
     uint32_t lds_write_ticket, lds_write_insn;
+    uint64_t same_lanes;           /* of the ds_write that runs: lanes that write what is there already */
     uint32_t copy_head, copy_tail; /* copies to LDS under way: index + 1 in LdsChecks.copies */
     uint32_t valu_clock[VGPRS], valu_insn[VGPRS];
     uint32_t exec_clock, exec_insn;

@@ -3,6 +3,7 @@
    Alignment: plain reads and writes may have any (amdhsa runs in unaligned access mode). Atomics must be aligned to their size,
    transposed reads to 8 bytes (16 for b96), else FIND_MISALIGNED, and the lane reads 0 or writes nothing. */
 #include "atomics.h"
+#include "checks.h"
 #include "core.h"
 
 enum Kind { OTHER = 0, READ, WRITE, READ2, WRITE2, ATOMIC, SWAP2, TRANSPOSED };
@@ -172,10 +173,29 @@ static void read_lds(Group *g, Wave *w, const Insn *i, Access a, const uint32_t 
     }
 }
 
+/* Lanes that would write what is there already. */
+static uint64_t same_lanes(const Group *g, Wave *w, const Insn *i, Access a, const uint32_t at[LANES], int data)
+{
+    uint32_t bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
+    uint64_t same = exec_mask(w);
+    for (uint32_t l = 0; l < LANES; l++) {
+        bool equal = at[l] <= g->launch->lds_bytes && a.bytes <= g->launch->lds_bytes - at[l];
+        for (uint32_t r = 0; equal && r < (a.bytes + 3u) / 4; r++) {
+            uint32_t value = row_of(w, i->src[data], (int)r)[l] >> shift;
+            equal = !memcmp(g->lds + at[l] + 4 * r, &value, bytes);
+        }
+        if (!equal)
+            same &= ~((uint64_t)1 << l);
+    }
+    return same;
+}
+
 static void write_lds(Group *g, Wave *w, const Insn *i, Access a, uint32_t offset, int data)
 {
     uint32_t at[LANES], bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
     addresses(w, i, offset, at);
+    if (w->checks)
+        w->checks->same_lanes = same_lanes(g, w, i, a, at, data);
     uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, true, 1);
     for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) { /* lanes of one address: the highest wins, register by register */
         const uint32_t *row = row_of(w, i->src[data], (int)r);

@@ -1,7 +1,8 @@
 /* LDS: bounds, races between waves, reads of bytes that nobody wrote, copies from memory that are still under way.
 
    A workgroup's time is cut into epochs by its barriers. Two accesses to one byte by different waves in one epoch, one of them
-   a write, are a race whatever order the waves ran in; atomics do not race with atomics. A copy from memory to LDS counts as
+   a write, are a race whatever order the waves ran in; atomics do not race with atomics, and a write does not race with a
+   write of the same bytes (compilers let several waves store the same value). A copy from memory to LDS counts as
    a write from its request on: until its wave waits for it, any access is a finding, and after that an access by
    another wave needs a barrier behind the wait. */
 #include <stdlib.h>
@@ -120,7 +121,7 @@ typedef struct {
     Wave *w;
     const Insn *i;
     uint32_t lane, copy;
-    bool store, atomic;
+    bool store, atomic, same;
 } Access;
 
 static void race(const Access *a, uint32_t address, uint32_t insn, uint32_t wave)
@@ -143,7 +144,7 @@ static inline void check_word(const Access *a, uint32_t index, uint32_t mask)
     }
     if (e->write_epoch == c->epoch) {
         uint32_t other = (e->writers ^ me * 0x01010101u) & BYTES[mask & e->written];
-        if (__builtin_expect(other != 0, 0) && !(a->atomic && e->atomic))
+        if (__builtin_expect(other != 0, 0) && !(a->atomic && e->atomic) && !a->same)
             race(a, address, e->write_insn, e->writers >> (__builtin_ctz(other) & 24) & 0xff);
     }
     if (!a->store || a->atomic) {
@@ -195,7 +196,8 @@ bool lds_ok(Group *g, Wave *w, const Insn *i, uint32_t lane, uint32_t address, u
     if (!g->lds_checks)
         return true;
     bool atomic = op_infos[i->op].traits & IS_ATOMIC;
-    Access a = {g, w, i, lane, 0, store || atomic, atomic};
+    bool same = store && !atomic && !(i->flags & F_TO_LDS) && (w->checks->same_lanes >> lane & 1);
+    Access a = {g, w, i, lane, 0, store || atomic, atomic, same};
     if (i->flags & F_TO_LDS)
         a.copy = running_copy(g, w, i);
     if (!((address | bytes) & 3)) {

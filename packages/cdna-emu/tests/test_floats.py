@@ -49,7 +49,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """floats.h behind functions on arrays."""
     folder = tmp_path_factory.mktemp("floats")
     (folder / "probe.c").write_text(PROBE)
-    command = [*build_core.compiler(), *build_core.FLAGS, "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
+    command = [*build_core.compiler(), *build_core.FLAGS, "-shared", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
     subprocess.run([*command, "-o", str(folder / "probe.so"), str(folder / "probe.c")], check=True)
     return ctypes.CDLL(str(folder / "probe.so"))
 

@@ -88,8 +88,8 @@ def test_lds_bank_conflicts(stride, worse):
 
 
 def test_lanes_of_valu_instructions():
-    body = "  s_mov_b64 exec, 0xffff\n  v_mov_b32_e32 v1, 0\n  v_mov_b32_e32 v2, 0\n  s_mov_b64 exec, -1\n  v_mov_b32_e32 v3, 0"
-    assert run(body).valu_lane_use == (16 + 16 + 64) / 192
+    half = "  s_mov_b64 exec, 0xffff\n  v_mov_b32_e32 v1, 0\n  v_mov_b32_e32 v2, 0\n"
+    assert run(half + "  s_mov_b64 exec, -1\n  v_mov_b32_e32 v3, 0").valu_lane_use == (16 + 16 + 64) / 192
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,8 @@ def test_the_model_of_one_wave():
     p = Parameters(memory_latency=1000, scalar_latency=100, memory_bytes_per_cycle=1e9)
     found = estimate(counters, p)
     assert found.bound == "wave" and found.batches == 1 and found.waves_per_cu == 1
-    # The scalar loads are waited for after one VALU (4 cycles) and the wait itself; so are the vector loads, less the VALU.
+    # The scalar loads are waited for after one VALU (4 cycles) and the wait itself; so are the vector loads, less the
+    # VALU.
     assert found.wave["scalar latency"] == 100 - 8
     assert found.wave["memory latency"] == 1000 - 4
     assert found.wave["valu"] == 4 * counters["valu"] and found.wave["branch"] == 16

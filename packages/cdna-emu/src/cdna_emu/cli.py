@@ -120,8 +120,7 @@ def run(
 ) -> None:
     """Run a kernel; print what was found and the buffers of ``out:`` arguments.
 
-    Example: cdna-emu run add.hsaco --grid 4 --block 256 -a buf:f32:1024:random -a buf:f32:1024:random -a out:f32:1024
-    -a i32:1024
+    Example: cdna-emu run scale.hsaco --block 256 -a buf:f32:256:random -a out:f32:256 -a f32:2
     """
     texts = arg or []
     try:

@@ -21,6 +21,11 @@ S_NOP = (0xBF800000).to_bytes(4, "little")
 ORDERS = ({"order": "forward"}, {"order": "reverse"}, {"order": "random", "seed": 1}, {"order": "random", "seed": 2})
 
 
+OTHER_PATHS = "needed only on paths that this launch does not take"
+REDUNDANT_WAIT = "nothing needs it on any path"
+REDUNDANT_BARRIER = "what it separates does not meet in LDS in this launch; outputs are the same in every wave order"
+
+
 @dataclass(frozen=True)
 class Trial:
     """A launch that can be repeated: ``run(code, options)`` gives the result and the outputs."""
@@ -63,8 +68,8 @@ def trial_of_case(arch: str, name: str) -> Trial:
 
 
 def trial_of_state_scan(arch: str) -> Trial:
-    """K5 of gdn-runtime: one head, three chunks, the last one not full."""
-    inputs = make_inputs([130], 1, 1, state="random")
+    """K5 of gdn-runtime: one head, a sequence of three chunks, the last one not full, and an empty one."""
+    inputs = make_inputs([130, 0], 1, 1, state="random")
 
     def run(code: bytes | None, options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
         device = Device(arch, options=options, code=code)
@@ -109,13 +114,12 @@ def removals(trial: Trial, mnemonics: tuple[str, ...] = ("s_barrier", "s_waitcnt
             changed |= not all(map(same_bits, outputs, expected))
         harmful, reason = (
             changed,
-            ""
-            if changed
-            else "what it separates does not meet in LDS in this launch; outputs are the same in every wave order",
+            "" if changed else REDUNDANT_BARRIER,
         )
         if line.instruction.mnemonic == "s_waitcnt":
             uses = unmet_needs(instructions, line.address, executed)
-            harmful, reason = bool(uses), "" if uses else "nothing on the paths of this launch needs it"
+            other_paths = unmet_needs(instructions, line.address)
+            harmful, reason = bool(uses), "" if uses else OTHER_PATHS if other_paths else REDUNDANT_WAIT
         yield Removal(line.address, line.text, frozenset(kinds), changed, harmful, reason)
 
 

@@ -40,6 +40,10 @@ class Row:
     unchecked: float
     findings: int
 
+    def __str__(self) -> str:
+        rates = f"{self.checked:.1f} | {self.unchecked:.1f}"
+        return f"| {self.kernel} | {self.arch} | {self.error} | {self.executed:,} | {rates} | {self.findings} |"
+
 
 def rate(launch: Callable[..., Any], **options: Any) -> float:
     """Millions of wave-instructions per second of one thread, decoding left out."""
@@ -112,11 +116,7 @@ def kernels_table() -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for arch in ARCHS:
-        for row in (*case_rows(arch), *gdn_rows(arch)):
-            lines.append(
-                f"| {row.kernel} | {row.arch} | {row.error} | {row.executed:,} | {row.checked:.1f} | {row.unchecked:.1f} "
-                f"| {row.findings} |"
-            )
+        lines.extend(map(str, (*case_rows(arch), *gdn_rows(arch))))
     return "\n".join(lines)
 
 

@@ -10,7 +10,6 @@ from kernels.waits import unmet_needs
 
 import cdna_emu
 
-
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "state_scan" else name for name in TRIALS]
 
 

@@ -51,7 +51,8 @@ def install_emulator(session: nox.Session) -> None:
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
         install(session, "ziglang")
         session.env["CC"] = f"{session.bin}/python -m ziglang cc"
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", EMULATOR)
+    # FlyDSL: its kernels are input of the emulator's tests.
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", EMULATOR, "flydsl")
 
 
 @nox.session

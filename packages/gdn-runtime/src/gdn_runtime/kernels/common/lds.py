@@ -1,0 +1,57 @@
+"""LDS of a workgroup: regions, typed access by byte offset, barriers and the scheduler's fences."""
+
+from __future__ import annotations
+
+import flydsl.expr as fx
+from flydsl.expr import rocdl
+from flydsl.expr.typing import Vector as Vec
+
+ALIGNMENT = 16
+"""Bytes; what lets an access of four words be one instruction."""
+
+MFMA, VMEM_LOAD, VMEM_STORE, LDS_READ, LDS_WRITE = 0x008, 0x020, 0x040, 0x100, 0x200
+"""Classes of instructions of ``sched_group``."""
+
+
+class Region:
+    """Static LDS of ``size`` bytes, of one kernel trace."""
+
+    def __init__(self, size):
+        base = fx.SharedAllocator().allocate(size, ALIGNMENT).peek().ptr
+        self._base = fx.recast_iter(fx.Pointer[fx.Int32, fx.AddressSpace.Shared, ALIGNMENT].ir_type, base)
+
+    def at(self, offset):
+        """Where ``offset`` bytes (int32, a multiple of 4) into the region begin; kept in one register by accesses at
+        constant distances from it."""
+        return self._base + offset // fx.Int32(4)
+
+
+def read(place, count, distance=0):
+    """``count`` words from ``distance`` bytes (Python ints) after ``place``, a Vec of int32. Aligned to their size."""
+    return Vec(fx.ptr_load(_typed(place, count, distance), Vec.make_type(count, fx.Int32)), (count,), fx.Int32)
+
+
+def write(value, place, distance=0):
+    """Store the words of a Vec of int32 ``distance`` bytes after ``place``. Aligned to their size."""
+    fx.ptr_store(value.ir_value(), _typed(place, value.numel, distance))
+
+
+def _typed(place, count, distance):
+    pointer = place + fx.Int32(distance // 4) if distance else place
+    return fx.recast_iter(fx.Pointer[fx.Int32, fx.AddressSpace.Shared, 4 * count].ir_type, pointer)
+
+
+def barrier():
+    """All waves of the workgroup meet; their LDS accesses so far are done. Loads and stores of global memory are not
+    waited for."""
+    fx.gpu.barrier()
+
+
+def sched_fence():
+    """The compiler moves no instruction across this place."""
+    rocdl.sched_barrier(0)
+
+
+def sched_group(kind, count, group=0):
+    """Next in the schedule of this region: ``count`` instructions of ``kind``."""
+    rocdl.sched_group_barrier(kind, count, group)

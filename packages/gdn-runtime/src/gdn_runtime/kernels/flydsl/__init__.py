@@ -1,0 +1,1 @@
+"""FlyDSL kernels, one module each with ``build(spec)``. Imported where kernels are compiled only."""

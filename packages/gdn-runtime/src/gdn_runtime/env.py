@@ -1,6 +1,6 @@
 """The environment variables of gdn-runtime: one typed table, read once.
 
-No other module reads ``os.environ``. ``settings()`` gives the parsed values, ``override(...)`` changes them for a
+No other module touches ``os.environ``. ``settings()`` gives the parsed values, ``override(...)`` changes them for a
 while, ``reload()`` reads the environment again, ``markdown()`` writes docs/environment.md.
 """
 
@@ -110,6 +110,13 @@ VARIABLES: tuple[Var, ...] = (
         "",
         "Architecture that `explain` and compilation work for, e.g. gfx950 or sm90. Empty: ask the device.",
     ),
+    Var(
+        "GDN_TABLES",
+        "str",
+        "",
+        "Tuned tables that extend and override the packaged ones: files or folders, apart by the path separator of the "
+        "system (`:`). A later one wins.",
+    ),
 )
 
 THIRD_PARTY: tuple[str, ...] = (
@@ -127,7 +134,8 @@ THIRD_PARTY: tuple[str, ...] = (
 class Settings:
     """Parsed values of ``VARIABLES``, one field each.
 
-    ``k5_block_v`` is None when the choice is left to ``select``; ``arch`` is "" when the device is to be asked.
+    ``k5_block_v`` is None when the choice is left to ``select``; ``arch`` is "" when the device is to be asked,
+    ``tables`` holds paths, apart by ``os.pathsep``.
     """
 
     backend: str
@@ -135,6 +143,11 @@ class Settings:
     check_indices: bool
     k5_block_v: int | None
     arch: str
+    jit: bool
+    jit_cache_dir: str
+    hip_library: str
+    flydsl_runtime_run_only: bool
+    tables: str
 
 
 @dataclass(frozen=True)
@@ -242,6 +255,16 @@ def describe_unknown(name: str, matches: tuple[str, ...]) -> str:
 def third_party() -> dict[str, str]:
     """Those of ``THIRD_PARTY`` that are set."""
     return {name: os.environ[name] for name in THIRD_PARTY if name in os.environ}
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: this one's, with ``changes``."""
+    return {**os.environ, **changes}
+
+
+def set_in_process(values: Mapping[str, str]) -> None:
+    """Set variables of other programs in this process: a compile job names its target by them."""
+    os.environ.update(values)
 
 
 def spell(value: Value) -> str:

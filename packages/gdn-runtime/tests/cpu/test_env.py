@@ -38,7 +38,7 @@ def forget() -> None:
 
 
 def test_defaults() -> None:
-    assert env.settings() == env.Settings("auto", "auto", False, None, "")
+    assert env.settings() == env.Settings("auto", "auto", False, None, "", "")
 
 
 def test_every_field_of_settings_has_a_variable_of_its_type() -> None:
@@ -141,7 +141,7 @@ def test_override_nests_and_ends() -> None:
             inner = env.settings()
             assert (inner.backend, inner.k5_block_v, inner.check_indices) == ("triton", None, True)
         assert env.settings() == outer
-    assert env.settings() == env.Settings("auto", "auto", False, None, "")
+    assert env.settings() == env.Settings("auto", "auto", False, None, "", "")
 
 
 def test_override_ends_with_an_exception_and_survives_reload(monkeypatch: pytest.MonkeyPatch) -> None:

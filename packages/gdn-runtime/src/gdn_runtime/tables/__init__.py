@@ -1,0 +1,29 @@
+"""Tuned tables and rules for the value rows per workgroup of the AMD state scans."""
+
+from .files import Located, packaged_file, read_rows
+from .lookup import ScanTable, choose_block_v, describe, load, reload, table
+from .rows import Provenance, ScanKey, ScanRow, parse_provenance, parse_row
+from .rules import RULES, Rule, gdn_block_v, rule_block_v, seed_block_v, vk_block_v
+
+__all__ = [
+    "RULES",
+    "Located",
+    "Provenance",
+    "Rule",
+    "ScanKey",
+    "ScanRow",
+    "ScanTable",
+    "choose_block_v",
+    "describe",
+    "gdn_block_v",
+    "load",
+    "packaged_file",
+    "parse_provenance",
+    "parse_row",
+    "read_rows",
+    "reload",
+    "rule_block_v",
+    "seed_block_v",
+    "table",
+    "vk_block_v",
+]

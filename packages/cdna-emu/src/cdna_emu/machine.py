@@ -19,11 +19,11 @@ from cdna_emu import native
 from cdna_emu.assembler import assemble
 from cdna_emu.codeobject import CodeObject, Kernel
 from cdna_emu.counters import LDS_BYTES, Counters, Resources, resources
-from cdna_emu.decode import records
+from cdna_emu.decode import Instruction, records
 from cdna_emu.errors import EmulationError
 from cdna_emu.kernarg import Packed, hidden_arguments, pack
 from cdna_emu.native import ARCHS, LANES, Count, NativeFinding
-from cdna_emu.report import KERNARG, PACKET, Report, findings_from
+from cdna_emu.report import KERNARG, PACKET, Report, Span, findings_from
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 MAX_BLOCK = 1024
@@ -119,16 +119,87 @@ def launch(
 
     ValueError and TypeError for arguments that do not fit the kernel; nothing has run then.
     """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads: got {threads}, expected a positive number")
+    prepared = prepare(
+        code,
+        grid=grid,
+        block=block,
+        kernel=kernel,
+        args=args,
+        kernarg=kernarg,
+        ranges=ranges,
+        dynamic_lds=dynamic_lds,
+        arch=arch,
+        checks=checks,
+        order=order,
+        seed=seed,
+        budget=budget,
+        report_buffer_bounds=report_buffer_bounds,
+    )
+    instructions = prepared.instructions
+    one = any("_atomic" in instruction.mnemonic for instruction in instructions)
+    count = 1 if one else threads or len(os.sched_getaffinity(0))
+    counts, found, dropped, failed = run_groups(
+        prepared.shared, prepared.grid, prepared.setup, len(instructions), count
+    )
+    symbol = prepared.program.name
+    report = Report(
+        findings_from(found, instructions, kernel=symbol, spans=prepared.spans), kernel=symbol, dropped=dropped
+    )
+    if strict and failed:
+        raise failure(report)
+    counters = Counters(instructions, counts, resources=prepared.resources, groups=math.prod(prepared.grid))
+    return Result(symbol, report, counters, not failed)
+
+
+def failure(report: Report) -> EmulationError:
+    """What to raise when a wave did not reach its end."""
+    fatal = [finding for finding in report if finding.kind in FATAL] or list(report)
+    return EmulationError(f"{report.kernel}: a wave could not go on\n" + "\n".join(map(str, fatal[:3])))
+
+
+@dataclass
+class Prepared:
+    """A launch whose arguments were checked: what the core is called with. ``alive``: memory that it points to."""
+
+    program: Kernel
+    grid: tuple[int, int, int]
+    instructions: Sequence[Instruction]
+    shared: native.Launch
+    setup: native.Setup
+    resources: Resources
+    spans: list[Span]
+    alive: Any
+
+
+def prepare(
+    code: bytes | str | CodeObject,
+    *,
+    grid: Extent,
+    block: Extent,
+    kernel: str | None = None,
+    args: Sequence[Any] | None = None,
+    kernarg: bytes | None = None,
+    ranges: Sequence[tuple[int, int, bool]] = (),
+    dynamic_lds: int = 0,
+    arch: str | None = None,
+    checks: bool = True,
+    order: str = "forward",
+    seed: int = 0,
+    budget: int = 50_000_000,
+    report_buffer_bounds: bool = False,
+) -> Prepared:
+    """Check the arguments of ``launch``; errors as there."""
     parsed = load(code, arch)
     program = parsed.kernel(kernel)
-    symbol = program.name
     groups, items = extent(grid, "grid"), extent(block, "block")
     if math.prod(items) > MAX_BLOCK:
         raise ValueError(f"block: got {math.prod(items)} work-items, expected at most {MAX_BLOCK}")
     if math.prod(items) > program.max_workgroup_size:
         raise ValueError(
             f"block: got {math.prod(items)} work-items, expected at most the {program.max_workgroup_size} that "
-            f"{symbol} was compiled for"
+            f"{program.name} was compiled for"
         )
     lds = program.lds_bytes + dynamic_lds
     if dynamic_lds < 0 or lds > LDS_BYTES[parsed.arch]:
@@ -138,8 +209,6 @@ def launch(
         )
     if order not in ORDERS:
         raise ValueError(f"order: got {order!r}, expected one of {', '.join(ORDERS)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads: got {threads}, expected a positive number")
     if budget < 1:
         raise ValueError(f"budget: got {budget}, expected a positive number")
 
@@ -165,17 +234,6 @@ def launch(
         seed=seed & 0xFFFFFFFF,
         budget=budget,
     )
-    one = any("_atomic" in instruction.mnemonic for instruction in instructions)
-    count = 1 if one else threads or len(os.sched_getaffinity(0))
-    counts, found, dropped, failed = run_groups(shared, groups, setup, len(table), count)
-    del memory  # the kernarg segment and the dispatch packet lived until here
-
-    report = Report(
-        findings_from(found, instructions, kernel=symbol, spans=packed.spans), kernel=symbol, dropped=dropped
-    )
-    if strict and failed:
-        fatal = [finding for finding in report if finding.kind in FATAL] or list(report)
-        raise EmulationError(f"{symbol}: a wave could not go on\n" + "\n".join(map(str, fatal[:3])))
     facts = resources(
         parsed.arch,
         vgprs=program.vgprs + program.agprs,
@@ -185,8 +243,7 @@ def launch(
         scratch_bytes=program.scratch_bytes,
         waves=waves,
     )
-    counters = Counters(instructions, counts, resources=facts, groups=math.prod(groups))
-    return Result(symbol, report, counters, not failed)
+    return Prepared(program, groups, instructions, shared, setup, facts, packed.spans, (packed, memory, table))
 
 
 def kernel_arguments(

@@ -105,6 +105,31 @@ class Count(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in COUNT_FIELDS]
 
 
+class TraceEvent(ctypes.Structure):
+    """One executed instruction; ``access`` is 1 + an index in ``Trace.access``, or 0."""
+
+    _fields_ = [("insn", c_uint32), ("wave", c_uint32), ("access", c_uint32), ("lds_cycles", c_uint32)]
+
+
+class TraceAccess(ctypes.Structure):
+    """Where the lanes of one global access went."""
+
+    _fields_ = [("address", c_uint64 * LANES), ("mask", c_uint64), ("bytes", c_uint64)]
+
+
+class Trace(ctypes.Structure):
+    """Memory for the events of one workgroup."""
+
+    _fields_ = [
+        ("event", POINTER(TraceEvent)),
+        ("access", POINTER(TraceAccess)),
+        ("event_limit", c_uint64),
+        ("access_limit", c_uint64),
+        ("events", c_uint64),
+        ("accesses", c_uint64),
+    ]
+
+
 class Launch(ctypes.Structure):
     """One launch, shared by the threads that run its workgroups."""
 
@@ -121,6 +146,7 @@ class Launch(ctypes.Structure):
         ("order", c_uint32),
         ("seed", c_uint32),
         ("budget", c_uint64),
+        ("trace", POINTER(Trace)),
     ]
 
 
@@ -139,7 +165,10 @@ class Setup(ctypes.Structure):
 
 
 # In the order of cdna_sizeof's argument.
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (Insn, Wave, Launch, Setup, Count, NativeFinding, Range)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    *(Insn, Wave, Launch, Setup, Count, NativeFinding, Range),
+    *(TraceEvent, TraceAccess, Trace),
+)
 
 
 def find_core() -> Path:

@@ -108,6 +108,25 @@ typedef struct {
     uint64_t executed, lanes, bytes, lines64, lines128, lines64_min, lds_cycles, lds_cycles_min;
 } Count;
 
+/* One executed instruction, and where the lanes of a global access went: what a trace holds. */
+typedef struct {
+    uint32_t insn, wave;
+    uint32_t access;               /* 1 + index in Trace.access; 0: none */
+    uint32_t lds_cycles;
+} TraceEvent;
+
+typedef struct {
+    uint64_t address[LANES], mask;
+    uint64_t bytes;                /* of each lane in mask */
+} TraceAccess;
+
+/* Filled in the order of execution; the counts go on where the limits end. */
+typedef struct {
+    TraceEvent *event;
+    TraceAccess *access;
+    uint64_t event_limit, access_limit, events, accesses;
+} Trace;
+
 /* One launch; shared by the threads that run its workgroups, but for what Group holds. */
 typedef struct {
     const Insn *code;
@@ -118,6 +137,7 @@ typedef struct {
     uint32_t order;                /* wave order: 0 forward, 1 reverse, 2 random */
     uint32_t seed;
     uint64_t budget;               /* instructions per wave */
+    Trace *trace;                  /* NULL: none; else one thread */
 } Launch;
 
 /* One workgroup while it runs. */

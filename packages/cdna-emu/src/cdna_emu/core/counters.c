@@ -1,4 +1,6 @@
 /* Known ranges of device memory, and what a request of a whole wave costs. */
+#include <string.h>
+
 #include "checks.h"
 
 bool global_ok(Group *g, const Wave *w, const Insn *i, uint32_t lane, uint64_t address, uint32_t bytes, bool store)
@@ -64,11 +66,24 @@ static uint32_t new_lines(uint64_t first, uint64_t last, uint64_t *end)
     return (uint32_t)(last + 1 - first);
 }
 
+static void trace_access(Trace *t, const uint64_t address[LANES], uint64_t mask, uint32_t bytes)
+{
+    if (t->accesses < t->access_limit) {
+        TraceAccess *a = &t->access[t->accesses];
+        memcpy(a->address, address, sizeof a->address);
+        a->mask = mask;
+        a->bytes = bytes;
+    }
+    t->accesses++;
+}
+
 void count_global(Group *g, const Insn *i, const uint64_t address[LANES], uint64_t mask, uint32_t bytes)
 {
     Count *n = &g->counts[i - g->launch->code];
     if (!mask || !bytes)
         return;
+    if (__builtin_expect(g->launch->trace != NULL, 0))
+        trace_access(g->launch->trace, address, mask, bytes);
     uint64_t total = (uint64_t)__builtin_popcountll(mask) * bytes;
     n->bytes += total;
     n->lines64_min += (total + 63) / 64;

@@ -55,6 +55,17 @@ static inline bool execute(Group *g, Wave *w, const Insn *i, Count *n)
     return UNITS[op_infos[i->op].unit](g, w, i) || fail(g, w, i, FIND_UNSUPPORTED);
 }
 
+static void execute_traced(Group *g, Wave *w, const Insn *i, Count *n)
+{
+    Trace *t = g->launch->trace;
+    uint64_t cycles = n->lds_cycles, accesses = t->accesses;
+    execute(g, w, i, n);
+    if (t->events < t->event_limit)
+        t->event[t->events] = (TraceEvent){(uint32_t)(i - g->launch->code), w->id,
+                                           t->accesses > accesses ? (uint32_t)accesses + 1 : 0, (uint32_t)(n->lds_cycles - cycles)};
+    t->events++;
+}
+
 /* Until the next barrier, the end, or a failure. */
 static void run_wave(Group *g, Wave *w)
 {
@@ -68,7 +79,10 @@ static void run_wave(Group *g, Wave *w)
             fail(g, w, &launch->code[w->pc], FIND_BUDGET);
             return;
         }
-        execute(g, w, &launch->code[w->pc], &g->counts[w->pc]);
+        if (__builtin_expect(launch->trace != NULL, 0))
+            execute_traced(g, w, &launch->code[w->pc], &g->counts[w->pc]);
+        else
+            execute(g, w, &launch->code[w->pc], &g->counts[w->pc]);
     }
 }
 
@@ -290,6 +304,6 @@ int cdna_step(const Launch *launch, Wave *wave, uint8_t *lds, const Insn *insn, 
 uint32_t cdna_sizeof(int which)
 {
     static const uint32_t sizes[] = {sizeof(Insn), sizeof(Wave), sizeof(Launch), sizeof(Setup), sizeof(Count), sizeof(Finding),
-                                     sizeof(Range)};
+                                     sizeof(Range), sizeof(TraceEvent), sizeof(TraceAccess), sizeof(Trace)};
     return which >= 0 && which < (int)(sizeof sizes / sizeof *sizes) ? sizes[which] : 0;
 }

@@ -1,1 +1,1 @@
-"""Vocabulary of the FlyDSL kernels: what a lane holds, LDS, memory, numbers. Imported where kernels are compiled only."""
+"""Vocabulary of the FlyDSL kernels: lanes, LDS, memory, numbers. Imported only where kernels are compiled."""

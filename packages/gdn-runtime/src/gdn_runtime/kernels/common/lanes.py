@@ -69,7 +69,7 @@ def mfma_k16(a, b, c):
 
 
 def mfma_k32(a, b, c, *, wide):
-    """c + a @ b, 16x16x32 bf16; a, b: 4 words, c: 4 fp32. ``wide``: one instruction, gfx950 only; else two of K = 16."""
+    """c + a @ b, 16x16x32 bf16; a, b: 4 words, c: 4 fp32. ``wide``: one instruction, gfx950; else two of K = 16."""
     if not wide:
         for half_a, half_b in zip(halves(a), halves(b), strict=True):
             c = mfma_k16(half_a, half_b, c)

@@ -39,13 +39,20 @@ def bf16_pair_nearest(first: fx.Float32, second: fx.Float32) -> fx.Int32:
     return fx.Int32(llvm.bitcast(T.i32, rounded))
 
 
+def half_up_words(values: Vector) -> Vector:
+    """Bits of an even number of fp32 plus half a unit of bf16, so that their high halves are rounded to nearest, halves
+    away from zero: one 64-bit addition per two registers side by side, on gfx942 (``v_lshl_add_u64``).
+
+    A NaN whose upper mantissa bits are all ones turns to zero, and the carry of a negative one reaches its neighbour;
+    MFMA and VALU return such a NaN only for such an operand.
+    """
+    pairs = values.bitcast(fx.Int64)
+    return (pairs + Vector.filled(pairs.numel, 0x0000_8000_0000_8000, fx.Int64)).bitcast(fx.Int32)
+
+
 def bf16_pair_half_up(first: fx.Float32, second: fx.Float32) -> fx.Int32:
-    """Both to nearest, halves away from zero, in two instructions of gfx942: one 64-bit addition of half a unit to both,
-    and ``v_perm_b32``. A NaN whose mantissa is all ones in its high 16 bits would turn to zero, and the carry of a
-    negative one would reach ``second``; MFMA and VALU give such a NaN only for such an operand."""
-    words = Vector.from_elements([bits(first), bits(second)], fx.Int32)
-    added = fx.Int64(llvm.bitcast(T.i64, words)) + fx.Int64(0x0000_8000_0000_8000)
-    rounded = Vector(llvm.bitcast(ir.VectorType.get([2], T.i32), added.ir_value()), (2,), fx.Int32)
+    """Both to nearest, halves away from zero: two instructions on gfx942."""
+    rounded = half_up_words(Vector.from_elements([first, second], fx.Float32))
     return permute(rounded[1], rounded[0], HIGH_HALVES)
 
 

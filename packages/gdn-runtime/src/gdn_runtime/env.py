@@ -117,6 +117,31 @@ VARIABLES: tuple[Var, ...] = (
         "Tuned tables that extend and override the packaged ones: files or folders, apart by the path separator of the "
         "system (`:`). A later one wins.",
     ),
+    Var(
+        "GDN_JIT",
+        "bool",
+        "0",
+        "Allows compiling a kernel for AMD GPUs that no artifact holds, at the first call that needs it: seconds. "
+        "Needs the extra `jit`.",
+    ),
+    Var(
+        "GDN_JIT_CACHE_DIR",
+        "str",
+        "",
+        "Folder that keeps what GDN_JIT compiled for the next process; made if missing. Empty: nothing is kept.",
+    ),
+    Var(
+        "GDN_HIP_LIBRARY",
+        "str",
+        "",
+        "Path of the HIP library (libamdhip64.so). Empty: the one that PyTorch has loaded.",
+    ),
+    Var(
+        "FLYDSL_RUNTIME_RUN_ONLY",
+        "bool",
+        "0",
+        "FlyDSL's own variable; it forbids compiling here too, whatever GDN_JIT says.",
+    ),
 )
 
 THIRD_PARTY: tuple[str, ...] = (
@@ -143,11 +168,11 @@ class Settings:
     check_indices: bool
     k5_block_v: int | None
     arch: str
+    tables: str
     jit: bool
     jit_cache_dir: str
     hip_library: str
     flydsl_runtime_run_only: bool
-    tables: str
 
 
 @dataclass(frozen=True)
@@ -257,9 +282,9 @@ def third_party() -> dict[str, str]:
     return {name: os.environ[name] for name in THIRD_PARTY if name in os.environ}
 
 
-def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: this one's, with ``changes``."""
-    return {**os.environ, **changes}
+def child_environment(changes: Mapping[str, str], *, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """The environment of a child process: this one's, with ``changes`` and no names that begin as ``without`` says."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(without)} | dict(changes)
 
 
 def set_in_process(values: Mapping[str, str]) -> None:

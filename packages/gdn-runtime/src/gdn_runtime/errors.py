@@ -25,3 +25,39 @@ def value_error(name: str, got: object, expected: str) -> ValueError:
 def type_error(name: str, got: object, expected: str) -> TypeError:
     """A TypeError worded ``name: got X, expected Y``."""
     return TypeError(f"{name}: got {got}, expected {expected}")
+
+
+class MissingCodeObjectError(RuntimeError):
+    """There is no code object of a spec, and none may be made here and now. The message names the spec and the ways out."""
+
+    def __init__(self, spec: str, reason: str) -> None:
+        self.spec = spec
+        super().__init__(f"no code object of {spec}: {reason}")
+
+
+class CorruptCodeObjectError(RuntimeError):
+    """A stored code object is not what was stored."""
+
+
+class CompileError(RuntimeError):
+    """A spec did not compile. ``stderr`` holds what the compiler said."""
+
+    def __init__(self, spec: str, reason: str, stderr: str = "") -> None:
+        self.spec, self.reason, self.stderr = spec, reason, stderr
+        super().__init__(f"compiling {spec}: {reason}" + (f"\n{stderr.strip()[-4000:]}" if stderr.strip() else ""))
+
+
+class HipError(RuntimeError):
+    """A function of the HIP library failed. ``function``, ``code`` and ``name`` say which one and how."""
+
+    def __init__(self, function: str, code: int, name: str, text: str, context: str = "") -> None:
+        self.function, self.code, self.name, self.text = function, code, name, text
+        super().__init__(f"{function}: {name} ({code}): {text}" + (f" ({context})" if context else ""))
+
+
+class EmulatedFaultError(RuntimeError):
+    """The emulator found a kernel doing something wrong. ``report`` holds all findings (``cdna_emu.Report``)."""
+
+    def __init__(self, kernel: str, count: int, shown: str, report: object) -> None:
+        self.kernel, self.report = kernel, report
+        super().__init__(f"{kernel}: {count} finding{'s' * (count != 1)} of the emulator\n{shown}")

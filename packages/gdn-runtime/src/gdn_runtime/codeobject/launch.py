@@ -1,0 +1,145 @@
+"""Launching a code object: one interface for every launcher, and the packing of kernel arguments."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeAlias
+
+from torch import Tensor
+
+from ..errors import type_error, value_error
+from ..spec import ArgumentKind, KernelSpec
+from .facts import CodeObject, LaunchFacts
+from .source import code_object
+
+Grid: TypeAlias = tuple[int, int, int]
+Value: TypeAlias = Tensor | int | float | None
+"""Pointers take a tensor (its first element), None (null) or an address; numbers an int, a bool or a float."""
+
+_FORMAT: dict[ArgumentKind, str] = {"pointer": "Q", "i32": "i", "i64": "q", "f32": "f"}
+_EXPECTED: dict[ArgumentKind, str] = {
+    "pointer": "a tensor, None or an address",
+    "i32": "an int that fits 32 bits",
+    "i64": "an int that fits 64 bits",
+    "f32": "a float or an int",
+}
+_NUMBERS = frozenset((int, float, bool))
+
+
+class Packer:
+    """Packs the arguments of one kernel into its kernarg segment; what follows the arguments is zero.
+
+    TypeError or ValueError with name, got and expected for arguments that do not fit.
+    """
+
+    def __init__(self, facts: LaunchFacts) -> None:
+        self._facts = facts
+        form, end = "<", 0
+        for argument in facts.arguments:
+            form += f"{argument.offset - end}x" * (argument.offset > end) + _FORMAT[argument.kind]
+            end = argument.offset + argument.size
+        self._struct = struct.Struct(form + f"{facts.kernarg_bytes - end}x" * (facts.kernarg_bytes > end))
+        assert self._struct.size == facts.kernarg_bytes
+        positions = [k for k, argument in enumerate(facts.arguments) if argument.kind != "pointer"]
+        # itemgetter gives a tuple only for two and more.
+        self._numbers = itemgetter(*positions) if len(positions) > 1 else lambda args: [args[k] for k in positions]
+
+    def __call__(self, args: Sequence[Value]) -> bytes:
+        """The bytes of the segment."""
+        values = [0 if arg is None else arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+        try:
+            # A tensor given for a number would pass as its address.
+            if _NUMBERS.issuperset(map(type, self._numbers(args))):
+                return self._struct.pack(*values)
+        except (struct.error, IndexError, OverflowError):
+            pass
+        self._refuse(args)
+
+    def _refuse(self, args: Sequence[Any]) -> NoReturn:
+        symbol, arguments = self._facts.symbol, self._facts.arguments
+        if len(args) != len(arguments):
+            names = ", ".join(argument.name for argument in arguments)
+            raise value_error(f"arguments of {symbol}", len(args), f"{len(arguments)}: {names}")
+        for argument, value in zip(arguments, args, strict=True):
+            name, expected = f"{symbol}: {argument.name}", _EXPECTED[argument.kind]
+            if argument.kind == "pointer":
+                if value is None or isinstance(value, Tensor):
+                    continue
+                if type(value) is not int:
+                    raise type_error(name, repr(value), expected)
+            elif type(value) not in _NUMBERS or (argument.kind != "f32" and isinstance(value, float)):
+                raise type_error(name, repr(value)[:80], expected)
+            try:
+                struct.pack("<" + _FORMAT[argument.kind], value)
+            except (struct.error, OverflowError):
+                raise value_error(name, repr(value), expected) from None
+        raise AssertionError(f"{symbol}: every argument fits, all of them do not")
+
+
+class LoadedKernel(ABC):
+    """A kernel that is ready to launch."""
+
+    def __init__(self, code: CodeObject) -> None:
+        self.code = code
+        self.pack = Packer(code.facts)
+
+    @abstractmethod
+    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+        """Launch ``grid`` workgroups (x, y, z; none of them 0) with the arguments of the spec, in their order."""
+
+
+class Launcher(ABC):
+    """Loads and launches code objects of one architecture on one device. Thread safe."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self._lock = threading.RLock()
+        self._by_code: dict[CodeObject, LoadedKernel] = {}
+        self._by_spec: dict[KernelSpec, LoadedKernel] = {}
+
+    def kernel(self, spec: KernelSpec) -> LoadedKernel:
+        """The kernel of ``spec``: found, made or refused as ``code_object`` does, and loaded once."""
+        kernel = self._by_spec.get(spec)
+        if kernel is None:
+            kernel = self._by_spec[spec] = self.load(code_object(spec))
+        return kernel
+
+    def load(self, code: CodeObject) -> LoadedKernel:
+        """The kernel of ``code``, loaded once. ValueError for code of another architecture."""
+        if code.facts.arch != self.arch:
+            raise value_error(f"code object of {code.spec.kernel}", code.facts.arch, f"code for {self.arch}")
+        with self._lock:
+            kernel = self._by_code.get(code)
+            if kernel is None:
+                kernel = self._by_code[code] = self._load(code)
+            return kernel
+
+    @abstractmethod
+    def _load(self, code: CodeObject) -> LoadedKernel:
+        """Load ``code``, for the first time; the lock is held."""
+
+    def close(self) -> None:
+        """Forget what was loaded; a kernel must not be launched afterwards."""
+        with self._lock:
+            self._by_code.clear()
+            self._by_spec.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_grid(grid: Grid, symbol: str) -> None:
+    """ValueError unless there are three positive extents."""
+    x, y, z = grid
+    if x <= 0 or y <= 0 or z <= 0:
+        raise value_error(f"grid of {symbol}", grid, "three positive extents: launch nothing for nothing")

@@ -1,0 +1,50 @@
+"""The two backends that launch code objects: FLYDSL on AMD GPUs, EMULATE on CPU tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ...spec import KernelSpec
+from ..launch import Launcher
+from .kernels import Kernels, LauncherFor
+from .l2norm import l2norm
+from .output import output
+from .prepare import prepare
+from .state_scan import state_scan
+
+
+class CodeObjectStages:
+    """``ops.backends.Stages`` by launches of code objects."""
+
+    def __init__(self, launcher_for: LauncherFor) -> None:
+        self.kernels = Kernels(launcher_for)
+        self.l2norm = functools.partial(l2norm, self.kernels)
+        self.prepare = functools.partial(prepare, self.kernels)
+        self.state_scan = functools.partial(state_scan, self.kernels)
+        self.output = functools.partial(output, self.kernels)
+
+    def ready(self, device: torch.device, *specs: KernelSpec) -> None:
+        """Have the kernels of ``specs`` at hand, or raise as ``codeobject.code_object`` and the launcher do."""
+        for spec in specs:
+            self.kernels(spec, device)
+
+
+@functools.cache
+def _emulator(arch: str) -> Launcher:
+    # Here: whoever launches on a GPU has no emulator.
+    from ..emulate import EmulatorLauncher
+
+    return EmulatorLauncher(arch)
+
+
+@functools.cache
+def _hip(arch: str, device: torch.device) -> Launcher:
+    from ..hip import HipLauncher
+
+    return HipLauncher(arch, device)
+
+
+EMULATE = CodeObjectStages(lambda spec, device: _emulator(spec.arch))
+FLYDSL = CodeObjectStages(lambda spec, device: _hip(spec.arch, device))

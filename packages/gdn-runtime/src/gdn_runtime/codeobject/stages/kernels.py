@@ -1,0 +1,65 @@
+"""From a spec and a device to a kernel that is ready to launch, and rows as the kernels take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...spec import KernelSpec
+from ..launch import Launcher, LoadedKernel
+
+LauncherFor: TypeAlias = Callable[[KernelSpec, torch.device], Launcher]
+
+MAX_KNOWN = 4096
+"""Bound of the lookup by identity. Selection gives equal specs as one object, so that a server holds some dozens."""
+
+MAX_TOKEN_STRIDE = 2**31 - 1
+"""Bytes: the kernels take the stride of a token as an int32."""
+
+
+class Kernels:
+    """Kernels of one backend. Thread safe."""
+
+    def __init__(self, launcher_for: LauncherFor) -> None:
+        self._launcher_for = launcher_for
+        # By identity of the spec: its hash takes 2 us. The spec is kept beside its kernel, so that no other has its id.
+        self._known: dict[tuple[int, int | None], tuple[KernelSpec, LoadedKernel]] = {}
+
+    def __call__(self, spec: KernelSpec, device: torch.device) -> LoadedKernel:
+        """The kernel of ``spec`` for tensors on ``device``: found, compiled or refused as ``codeobject.code_object``
+        does."""
+        key = (id(spec), device.index)
+        found = self._known.get(key)
+        if found is not None:
+            return found[1]
+        kernel = self._launcher_for(spec, device).kernel(spec)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = spec, kernel
+        return kernel
+
+    def clear(self) -> None:
+        """Forget the kernels, for instance because their launcher was closed."""
+        self._known.clear()
+
+
+def rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x, batch, token and head stride in bytes) of 16-bit rows x [B, T, heads, 128], rows on 16-byte addresses.
+
+    Rows elsewhere are copied into a contiguous tensor first, and so are rows whose token stride does not fit an int32.
+    The batch stride of a single batch row is never used and reads 0.
+    """
+    batch, token, head, _ = x.stride()
+    if (x.data_ptr() | 2 * (batch | token | head)) & 15 or 2 * token > MAX_TOKEN_STRIDE:
+        x = x.clone(memory_format=torch.contiguous_format)
+        batch, token, head, _ = x.stride()
+    return x, 0 if x.shape[0] == 1 else 2 * batch, 2 * token, 2 * head
+
+
+def row_units(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """As ``rows``, strides in units of 8 elements, as the Triton kernels count them."""
+    x, batch, token, head = rows(x)
+    return x, batch // 16, token // 16, head // 16

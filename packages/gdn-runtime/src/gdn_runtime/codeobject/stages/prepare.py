@@ -1,0 +1,60 @@
+"""K1..K4 by the fused FlyDSL kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...plan import ChunkPlan
+from ...spec import FusedPrepareSpec
+from .kernels import Kernels, rows
+
+
+def prepare(
+    kernels: Kernels,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    w: Tensor,
+    u: Tensor,
+    g_cumsum: Tensor,
+    plan: ChunkPlan,
+    use_exp2: bool,
+    spec: FusedPrepareSpec,
+) -> None:
+    """Launch K1..K4 (see ``ops.backends.Stages``); k and v bf16. g and beta may have any strides."""
+    del use_exp2  # facts of the spec
+    if plan.total_chunks == 0:
+        return
+    k, k_batch, k_token, k_head = rows(k)
+    v, v_batch, v_token, v_head = rows(v)
+    g_batch, g_token, g_head = g.stride()
+    beta_batch, beta_token, beta_head = beta.stride()
+    size = beta.element_size()
+    args = (
+        k,
+        v,
+        g,
+        beta,
+        w,
+        u,
+        g_cumsum,
+        plan.cu_seqlens,
+        plan.sequence_ids,
+        plan.chunk_ids,
+        k_batch,
+        k_head,
+        v_batch,
+        v_head,
+        4 * g_batch,
+        4 * g_head,
+        size * beta_batch,
+        size * beta_head,
+        plan.seq_len,
+        k_token,
+        v_token,
+        4 * g_token,
+        size * beta_token,
+    )
+    kernels(spec, k.device)(spec.grid(plan.num_seqs, plan.total_chunks, plan.max_seq_chunks), args)

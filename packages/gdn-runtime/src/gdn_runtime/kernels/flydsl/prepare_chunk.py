@@ -1,0 +1,159 @@
+"""Fused prepare: where a chunk lives, its gates and gains, and the memory of its rows.
+
+Throughout the prepare modules a lane l of a wave is (n, q) = (l % 16, l // 16), a chunk has four blocks of 16 tokens,
+and a 16x16 tile X has X[4q + r][n] in register r of lane (n, q). What belongs to a token comes in two forms:
+"by lane", one number for token 16*block + n, and "by register", four numbers for tokens 16*block + 4q + r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import flydsl.expr as fx
+from flydsl.expr import rocdl
+from flydsl.expr.typing import T
+from flydsl.expr.typing import Vector as Vec
+
+from ...spec.base import CHUNK, GATE_MIN, HEAD_DIM, LOG2E
+from ...spec.flydsl import FusedPrepareSpec
+from ..common import lds
+from ..common.lanes import TILE
+from ..common.memory import Buffer, offset64, scalar_load
+from ..common.numeric import bf16_to_fp32, fp16_to_fp32
+
+BLOCKS = CHUNK // TILE
+ROW_BYTES = 2 * HEAD_DIM
+"""A row of k, v, w or u in bf16."""
+
+UNBOUNDED = 0x7FFFFFFF
+"""Bytes of a buffer whose lanes are masked by their offset."""
+
+SPREAD_BYTES = 2 * 4 * CHUNK
+"""LDS of a wave: gates and gains, fp32."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A chunk: batch row (Int32; None if all tokens are one row), its first token there, its valid tokens (1..64)."""
+
+    batch: object
+    token: object
+    left: object
+
+
+def locate(spec: FusedPrepareSpec, a) -> Place:
+    """The chunk of this workgroup. Grid x: chunk; dense: grid z: batch row."""
+    chunk = fx.Int32(fx.block_idx.x)
+    if spec.is_varlen:
+        sequence = scalar_load(a.sequence_ids, fx.Int64(chunk) * fx.Int64(4))
+        start = scalar_load(a.chunk_ids, fx.Int64(chunk) * fx.Int64(4)) * fx.Int32(CHUNK)
+        offsets = a.cu_seqlens + fx.Int64(sequence) * fx.Int64(4)
+        token = scalar_load(offsets) + start
+        left = scalar_load(offsets, 4) - token
+        return Place(None, token, fx.min(left, fx.Int32(CHUNK)))
+    token = chunk * fx.Int32(CHUNK)
+    return Place(fx.Int32(fx.block_idx.z), token, fx.min(a.seq_len - token, fx.Int32(CHUNK)))
+
+
+def root(place: Place, pointer, head, stride_b, stride_t, stride_h):
+    """Address of the chunk's first token of a [B, T, heads, ...] tensor, in 64 bits."""
+    address = pointer + offset64(place.token, stride_t) + offset64(head, stride_h)
+    return address if place.batch is None else address + offset64(place.batch, stride_b)
+
+
+def head_major_row(spec: FusedPrepareSpec, place: Place, head, seq_len):
+    """Number of the chunk's first row in [B, H, T], Int64."""
+    outer = head if place.batch is None else place.batch * fx.Int32(spec.num_heads) + head
+    return offset64(outer, seq_len) + fx.Int64(place.token)
+
+
+class Rows:
+    """Rows of k or v: each block of 16 tokens has its own descriptor, cut at the sequence's end.
+
+    Offsets of a lane then serve all blocks, and no scalar offset takes part in the bounds check. Rows past the end read
+    0. 64 * stride_t must stay below 2^31 bytes.
+    """
+
+    def __init__(self, place: Place, address, stride_t) -> None:
+        self.stride = stride_t
+        last = (place.left - fx.Int32(1)) * stride_t + fx.Int32(ROW_BYTES)
+        self.blocks = [Buffer(address, last)]
+        for block in range(1, BLOCKS):
+            skipped = stride_t * fx.Int32(block * TILE)
+            rest = fx.max(last - skipped, fx.Int32(0))
+            self.blocks.append(Buffer(address + fx.Int64(fx.Uint32(skipped)), rest))
+
+
+class Outputs:
+    """Rows of w or u, contiguous: stores past the sequence's end are dropped."""
+
+    def __init__(self, place: Place, pointer, row) -> None:
+        self.buffer = Buffer(pointer + row * fx.Int64(ROW_BYTES), place.left * fx.Int32(ROW_BYTES))
+
+
+def load_gate(place: Place, address, stride_t, token):
+    """Gate of token ``token`` of the chunk (natural logarithm, floored, NaN kept); 0 past the sequence's end."""
+    gate = Buffer(address, UNBOUNDED).load(_masked(place, stride_t, token)).bitcast(fx.Float32)
+    return (gate < fx.Float32(GATE_MIN)).select(fx.Float32(GATE_MIN), gate)
+
+
+def load_gain(spec: FusedPrepareSpec, place: Place, address, stride_t, token):
+    """beta of token ``token`` of the chunk in fp32; 0 past the sequence's end."""
+    buffer, offset = Buffer(address, UNBOUNDED), _masked(place, stride_t, token)
+    if spec.beta_dtype == "fp32":
+        return buffer.load(offset).bitcast(fx.Float32)
+    return (bf16_to_fp32 if spec.beta_dtype == "bf16" else fp16_to_fp32)(buffer.load_half(offset))
+
+
+def _masked(place: Place, stride_t, token):
+    """Strides of g and beta are free, 0 included, so the lane's offset is what tells the end."""
+    return (token < place.left).select(token * stride_t, fx.Int32(-0x80000000))
+
+
+def cumulate(gate):
+    """Inclusive sum over the 64 lanes, in lane order within 16 lanes, then over the four groups."""
+    zero = fx.Int32(0).ir_value()
+    for control, rows in ((0x111, 0xF), (0x112, 0xF), (0x114, 0xF), (0x118, 0xF), (0x142, 0xA), (0x143, 0xC)):
+        moved = rocdl.update_dpp(T.i32, zero, gate.bitcast(fx.Int32).ir_value(), control, rows, 0xF, False)
+        gate = gate + fx.Int32(moved).bitcast(fx.Float32)
+    return gate
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Cumulative gates in log2 units and gains of a chunk, for the lanes of one wave.
+
+    ``before``: gate of the last token of the previous block, a scalar, per block from 1 on.
+    """
+
+    gate_by_lane: list
+    gate_by_register: list
+    gain_by_register: list
+    before: dict
+
+
+def spread(gate2, gain, lane, place) -> Gates:
+    """From one token per lane (``gate2`` in log2 units) to both forms, through ``place``: SPREAD_BYTES of LDS that
+    belong to this wave alone, so no barrier."""
+    own = place + lane
+    lds.write(Vec.from_elements([gate2.bitcast(fx.Int32)], fx.Int32), own)
+    lds.write(Vec.from_elements([gain.bitcast(fx.Int32)], fx.Int32), own, 4 * CHUNK)
+    n, first = lane % fx.Int32(TILE), place + (lane // fx.Int32(TILE)) * fx.Int32(4)
+    gates, gains, by_lane = [], [], []
+    for block in range(BLOCKS):
+        gates.append(lds.read(first, 4, 4 * TILE * block).bitcast(fx.Float32))
+        by_lane.append(lds.read(place + n, 1, 4 * TILE * block).bitcast(fx.Float32)[0])
+        gains.append(lds.read(first, 4, 4 * (TILE * block + CHUNK)).bitcast(fx.Float32))
+    before = {}
+    for block in range(1, BLOCKS):
+        bits = rocdl.readlane(T.i32, gate2.bitcast(fx.Int32).ir_value(), fx.Int32(TILE * block - 1))
+        before[block] = fx.Int32(bits).bitcast(fx.Float32)
+    return Gates(by_lane, gates, gains, before)
+
+
+def published(spec: FusedPrepareSpec, gate, gate2):
+    return gate2 if spec.use_exp2 else gate
+
+
+def in_log2(gate):
+    return gate * fx.Float32(LOG2E)

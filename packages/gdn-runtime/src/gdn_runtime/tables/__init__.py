@@ -2,7 +2,7 @@
 
 from .files import Located, packaged_file, read_rows
 from .lookup import ScanTable, choose_block_v, describe, load, reload, table
-from .rows import Provenance, ScanKey, ScanRow, parse_provenance, parse_row
+from .rows import Provenance, ScanKey, ScanRow, count, flag, parse_provenance, parse_row
 from .rules import RULES, Rule, gdn_block_v, rule_block_v, seed_block_v, vk_block_v
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "ScanRow",
     "ScanTable",
     "choose_block_v",
+    "count",
     "describe",
+    "flag",
     "gdn_block_v",
     "load",
     "packaged_file",

@@ -27,7 +27,7 @@ class ScanTable:
         return len(self._rows)
 
     def rows(self) -> tuple[Located[ScanRow], ...]:
-        """All rows, in the order of their files."""
+        """All rows, in the order in which their keys were first read."""
         return tuple(self._rows.values())
 
 
@@ -64,9 +64,9 @@ def table_paths(text: str) -> list[Path]:
 
 
 def load(paths: Iterable[Path]) -> ScanTable:
-    """Table of the files and folders ``paths``. A later file overrides an earlier one, except that a modelled row never
-    overrides a measured one; of two rows of one file with the same key the first is kept, with a warning if they
-    disagree. Raises nothing."""
+    """Table of the files and folders ``paths``. A later file overrides an earlier one; in one file the first of two
+    rows with the same key is kept, with a warning if they disagree. A measured row beats a modelled one wherever the
+    two stand. Raises nothing."""
     rows: dict[ScanKey, Located[ScanRow]] = {}
     for path in paths:
         for file in table_files(path):
@@ -76,21 +76,17 @@ def load(paths: Iterable[Path]) -> ScanTable:
 
 
 def _add(rows: dict[ScanKey, Located[ScanRow]], new: Located[ScanRow]) -> None:
-    key = new.row.key
-    old = rows.get(key)
+    old = rows.get(new.row.key)
     if old is None:
-        rows[key] = new
+        rows[new.row.key] = new
         return
-    if old.file == new.file:
-        if old.row.block_v != new.row.block_v:
-            warn(
-                f"{old} (block_v={old.row.block_v}) and {new} (block_v={new.row.block_v}) disagree on {key}; first kept"
-            )
-        return
-    if new.row.provenance.modelled and not old.row.provenance.modelled:
-        return
-    del rows[key]  # so that the rows stay in the order of their files
-    rows[key] = new
+    old_modelled, new_modelled = old.row.provenance.modelled, new.row.provenance.modelled
+    replaces = old_modelled if old_modelled != new_modelled else old.file != new.file
+    if old.file == new.file and old.row.block_v != new.row.block_v:
+        pair = f"{old} (block_v={old.row.block_v}) and {new} (block_v={new.row.block_v})"
+        warn(f"table {pair} disagree; {new if replaces else old} kept")
+    if replaces:
+        rows[new.row.key] = new
 
 
 def choose_block_v(key: ScanKey, *, rule: Rule = "gdn", override: int | None = None) -> tuple[int, str]:

@@ -87,8 +87,8 @@ def parse_row(fields: Mapping[str, object], arch: str, provenances: Mapping[str,
     gfx = fields["gfx"]
     if gfx != arch or arch not in AMD_ARCHS:
         raise ValueError(f"gfx: got {gfx!r}, expected the arch of the file, {arch!r}, one of {', '.join(AMD_ARCHS)}")
-    flags = {name: _flag(fields, name) for name in FLAGS}
-    counts = {name: _count(fields, name) for name in COUNTS}
+    flags = {name: flag(fields, name) for name in FLAGS}
+    counts = {name: count(fields, name) for name in COUNTS}
     if counts["V"] != HEAD_DIM:
         raise ValueError(f"V: got {counts['V']}, expected {HEAD_DIM}")
     if counts["block_v"] not in SCAN_BLOCK_V:
@@ -117,8 +117,8 @@ def parse_row(fields: Mapping[str, object], arch: str, provenances: Mapping[str,
         key=key,
         block_v=counts["block_v"],
         us=_microseconds(fields),
-        num_tokens=_count(fields, "T_flat") if fields.get("T_flat") is not None else None,
-        num_seqs=_count(fields, "N") if fields.get("N") is not None else None,
+        num_tokens=count(fields, "T_flat") if fields.get("T_flat") is not None else None,
+        num_seqs=count(fields, "N") if fields.get("N") is not None else None,
         provenance=UNKNOWN if name is None else provenances[name],
     )
 
@@ -138,19 +138,21 @@ def parse_provenance(fields: Mapping[str, object]) -> Provenance:
             details.append((name, value))
     if not named["source"]:
         raise ValueError("lacks source")
-    iterations = _count(fields, "n") if fields.get("n") is not None else None
-    modelled = _flag(fields, "modelled") if "modelled" in fields else False
+    iterations = count(fields, "n") if fields.get("n") is not None else None
+    modelled = flag(fields, "modelled") if "modelled" in fields else False
     return Provenance(**named, n=iterations, modelled=modelled, details=tuple(sorted(details)))
 
 
-def _count(fields: Mapping[str, object], name: str) -> int:
+def count(fields: Mapping[str, object], name: str) -> int:
+    """The positive integer in ``fields[name]``. Raises ValueError for anything else."""
     value = fields[name]
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{name}: got {value!r}, expected a positive integer")
     return value
 
 
-def _flag(fields: Mapping[str, object], name: str) -> bool:
+def flag(fields: Mapping[str, object], name: str) -> bool:
+    """The boolean in ``fields[name]``. Raises ValueError for anything else."""
     value = fields[name]
     if not isinstance(value, bool):
         raise ValueError(f"{name}: got {value!r}, expected true or false")

@@ -25,17 +25,17 @@ VK_WORKGROUPS = 256
 
 
 def gdn_block_v(*, compute_units: int, num_heads: int, total_chunks: int, max_seq_chunks: int) -> int:
-    """Widest tile of V that still gives every compute unit a workgroup; the narrowest if none does.
+    """16 rows while every such workgroup has a compute unit for itself, 64 once even those outnumber them, 32 between.
 
     H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split
-    into 128 / block_v workgroups. A narrow tile shortens the chain of one chunk but reads w and k once more per tile,
-    so it pays only while compute units would idle otherwise. Over the cycle model of the kernels' prototypes the picks
-    are within 7 % of the best tile for 8 to 512 scans on 80, 256 and 304 compute units.
+    into 128 / block_v workgroups. A narrow tile shortens the chain of one chunk, but two of them on one compute unit
+    take longer than one of twice the width, and read w and k twice. In the cycle model of the kernels' prototypes this
+    is the best tile for every number of scans, on gfx942 with 80, 228 and 304 compute units and gfx950 with 256.
     """
-    for block_v in WIDEST_FIRST:
-        if (HEAD_DIM // block_v) * num_heads * total_chunks >= compute_units * max_seq_chunks:
-            return block_v
-    return WIDEST_FIRST[-1]
+    scans = num_heads * total_chunks
+    if HEAD_DIM // 64 * scans > compute_units * max_seq_chunks:
+        return 64
+    return 32 if HEAD_DIM // 16 * scans > compute_units * max_seq_chunks else 16
 
 
 def seed_block_v(*, compute_units: int, lds_bytes: int, num_heads: int, total_chunks: int, max_seq_chunks: int) -> int:

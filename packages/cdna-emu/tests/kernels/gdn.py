@@ -22,6 +22,7 @@ from gdn_runtime.kernels.triton.common import CompileJob
 from gdn_runtime.metadata import schedule_for
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.spec import OutputConfig, PrepareConfig, StateScanConfig
+from gdn_testing import problem_of, triton_specs
 
 from .compiled import Compiled, compile_kernel
 from .triton_cases import NULL_SCRATCH
@@ -166,12 +167,18 @@ def run_block(
     w, u = (torch.full((batch, num_heads, seq_len, 128), nan, dtype=v.dtype) for _ in range(2))
     g_cumsum = torch.full((batch, num_heads, seq_len), nan)
     h = torch.full((batch, chunks, num_heads, 128, 128), nan, dtype=v.dtype)
+    specs = triton_specs(
+        problem_of(inputs, arch=device.arch),
+        prepare=configs.prepare,
+        state_scan=configs.state_scan,
+        output=configs.output,
+    )
     with device.installed():
         if use_qk_l2norm:
             q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-            backend.l2norm(q, k, q_out=q_out, k_out=k_out)
+            backend.l2norm(q, k, q_out=q_out, k_out=k_out, spec=specs.l2norm)
             q, k = q_out, k_out
-        backend.prepare(k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, config=configs.prepare)
+        backend.prepare(k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, spec=specs.prepare)
         backend.state_scan(
             k,
             w,
@@ -187,10 +194,10 @@ def run_block(
             plan=plan,
             use_exp2=True,
             g_head_major=True,
-            config=configs.state_scan,
+            spec=specs.state_scan,
         )
         scale = v.shape[3] ** -0.5
-        backend.output(q, k, u, h, g_cumsum, o=o, scale=scale, plan=plan, use_exp2=True, config=configs.output)
+        backend.output(q, k, u, h, g_cumsum, o=o, scale=scale, plan=plan, use_exp2=True, spec=specs.output)
     return o, final_state
 
 
@@ -202,9 +209,7 @@ def run_state_scan(device: Device, inputs: Any, config: StateScanConfig = CONFIG
     plan = ChunkPlan.varlen(schedule, seq_len)
     w, u, v_new = (torch.zeros(batch, num_heads, seq_len, 128, dtype=v.dtype) for _ in range(3))
     g_cumsum = torch.zeros(batch, num_heads, seq_len)
-    reference.prepare(
-        k, v, inputs.g, inputs.beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True, config=CONFIGS.prepare
-    )
+    reference.prepare(k, v, inputs.g, inputs.beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan, use_exp2=True)
     h = torch.zeros(1, plan.total_chunks, num_heads, 128, 128, dtype=v.dtype)
     final_state = torch.zeros(plan.num_seqs, num_heads, 128, 128)
     with device.installed():
@@ -223,6 +228,6 @@ def run_state_scan(device: Device, inputs: Any, config: StateScanConfig = CONFIG
             plan=plan,
             use_exp2=True,
             g_head_major=True,
-            config=config,
+            spec=triton_specs(problem_of(inputs, arch=device.arch), state_scan=config).state_scan,
         )
     return [v_new, h, final_state]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from .spec import CHUNK
 
@@ -26,7 +28,8 @@ class ChunkPlan:
     ``seq_len`` = the allocated length of the token axis, and four int32 tensors on the data's device:
     ``cu_seqlens`` [num_seqs + 1] (offsets of the prefill sequences, starting at 0), ``chunk_offsets`` [num_seqs + 1]
     (exclusive prefix sum of chunks per sequence), ``sequence_ids`` and ``chunk_ids`` [total_chunks]. ``num_tokens``
-    rows of every batch row belong to a sequence, the rest are spare.
+    rows of every batch row belong to a sequence, the rest are spare. ``warm`` holds what an op has worked out about its
+    calls over this plan, as long as the plan lives.
     """
 
     is_varlen: bool
@@ -39,10 +42,13 @@ class ChunkPlan:
     chunk_offsets: Tensor | None = None
     sequence_ids: Tensor | None = None
     chunk_ids: Tensor | None = None
+    warm: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
+    @functools.lru_cache(maxsize=256)
     def dense(batch: int, seq_len: int) -> ChunkPlan:
-        """Plan of ``batch`` sequences of ``seq_len`` tokens each, every one cut into chunks of 64."""
+        """Plan of ``batch`` sequences of ``seq_len`` tokens each, every one cut into chunks of 64. One object for
+        equal sizes."""
         per_seq = cdiv(seq_len, CHUNK)
         return ChunkPlan(False, batch, seq_len, seq_len, batch * per_seq, per_seq if batch else 0)
 

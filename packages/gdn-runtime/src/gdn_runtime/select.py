@@ -1,6 +1,6 @@
-"""Pure choice of backend and launch configuration for one call, with the reasons, and nothing from a device but facts.
+"""Pure choice of backend and specs for one call, with the reasons, and nothing from a device but facts.
 
-Order of choice for each setting: argument of the call, environment variable, rule.
+Order of choice for each setting: argument of the call, environment variable, tuned table, rule.
 """
 
 from __future__ import annotations
@@ -9,32 +9,55 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 
-from . import env
+from . import env, tables
 from .arch import ArchFacts, arch_of, compute_units, parse_arch
-from .errors import UnsupportedError
+from .errors import UnsupportedError, value_error
 from .log import logger
 from .plan import cdiv
+from .rules import (
+    Problem,
+    check_code_objects,
+    fused_prepare_spec,
+    l2norm_spec,
+    opt_spec,
+    output_config,
+    output_spec,
+    prepare_config,
+    prepare_spec,
+    prepare_variant,
+    state_scan_config,
+    state_scan_spec,
+    vk_spec,
+    vk_tile,
+)
 from .spec import (
+    AMD_ARCHS,
     CHUNK,
-    HEAD_DIM,
+    CODE_OBJECT_BACKENDS,
+    SCAN_BLOCK_V,
     Backend,
     Dtype,
-    OutputConfig,
+    FusedPrepareSpec,
+    L2NormSpec,
+    OptStateScanSpec,
     OutputSpec,
-    PrepareConfig,
     PrepareMode,
     PrepareSpec,
-    StateScanConfig,
+    Rounding,
+    ScanKernel,
     StateScanSpec,
+    VkStateScanSpec,
 )
 
 C = TypeVar("C")
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+SCAN_KERNELS: dict[str, ScanKernel] = {"opt": "opt", "mfma16_hip": "opt", "vk": "vk"}
+"""K5 kernels of the code-object backends, by every name that a call may use."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +70,15 @@ class BackendStatus:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What selection may look at: the shape of one call and the facts of its device."""
+class Request:
+    """What a call asks for. ``kernel``, ``rounding`` and ``block_v`` are of K5 on the code-object backends."""
 
-    arch: ArchFacts
-    compute_units: int
-    num_heads: int
-    num_key_heads: int
-    num_seqs: int
-    total_chunks: int
-    max_seq_chunks: int
-    dtype: Dtype
-    beta_dtype: Dtype
-    state_dtype: Dtype
-    snapshot_dtype: Dtype
-    is_varlen: bool
-    use_exp2: bool = True
-    use_g: bool = True
-    use_gk: bool = False
-    use_initial_state: bool = True
-    store_final_state: bool = True
-    save_new_value: bool = True
-    use_state_indices: bool = False
-    use_state_mask: bool = False
-    g_head_major: bool = True
+    backend: str = "auto"
+    prepare_backend: str | None = None
+    arch: str | None = None
+    kernel: str = "opt"
+    rounding: Rounding = "truncate"
+    block_v: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,10 @@ class Selection:
     arch: str
     prepare_backend: Backend
     backend: Backend
-    prepare: PrepareConfig
-    state_scan: StateScanConfig
-    output: OutputConfig
+    l2norm: L2NormSpec
+    prepare: PrepareSpec | FusedPrepareSpec
+    state_scan: StateScanSpec | OptStateScanSpec | VkStateScanSpec
+    output: OutputSpec
     reasons: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,9 +101,9 @@ class Selection:
     def __str__(self) -> str:
         rows = [
             ("arch", self.arch),
-            ("K1..K4 prepare", f"{self.prepare_backend}  {_config_text(self.prepare_backend, self.prepare)}"),
-            ("K5 state scan", f"{self.backend}  {_config_text(self.backend, self.state_scan)}"),
-            ("K6 output", f"{self.backend}  {_config_text(self.backend, self.output)}"),
+            ("K1..K4 prepare", f"{self.prepare_backend}  {_words(self.prepare_backend, self.prepare)}"),
+            ("K5 state scan", f"{self.backend}  {_words(self.backend, self.state_scan)}"),
+            ("K6 output", f"{self.backend}  {_words(self.backend, self.output)}"),
         ]
         lines = [f"{name:<16}{value.rstrip()}" for name, value in rows]
         return "\n".join([*lines, *(f"- {reason}" for reason in self.reasons)])
@@ -103,10 +112,20 @@ class Selection:
 Explanation = Selection
 
 
-def _config_text(backend: Backend, config: PrepareConfig | StateScanConfig | OutputConfig) -> str:
+def _words(
+    backend: Backend,
+    spec: PrepareSpec | FusedPrepareSpec | StateScanSpec | OptStateScanSpec | VkStateScanSpec | OutputSpec,
+) -> str:
     if backend == "reference":
         return ""
-    return " ".join(f"{key}={value}" for key, value in asdict(config).items())
+    if isinstance(spec, FusedPrepareSpec):
+        return f"fused, one {spec.variant} per chunk and head"
+    if isinstance(spec, OptStateScanSpec):
+        return f"opt block_v={spec.block_v} rounding={spec.rounding}"
+    if isinstance(spec, VkStateScanSpec):
+        return f"vk block_v={spec.block_v}"
+    text = " ".join(f"{key}={value}" for key, value in asdict(spec.config).items())
+    return f"Triton kernel, {text}" if backend in CODE_OBJECT_BACKENDS else text
 
 
 # ------------------------------------------------------------------------------------------------ backends
@@ -117,35 +136,70 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@functools.cache
+def _has_flydsl() -> bool:
+    return importlib.util.find_spec("flydsl") is not None
+
+
+@functools.cache
+def _has_emulator() -> bool:
+    return importlib.util.find_spec("cdna_emu") is not None
+
+
 def backends_for(device: torch.device, facts: ArchFacts | None = None) -> list[BackendStatus]:
     """Every backend and whether it can run on ``device``, whose arch is asked for unless ``facts`` are given. Raises
     UnsupportedError for an unknown device or arch."""
     facts = facts or arch_of(device)
+    on_cpu = device.type == "cpu"
     if not _has_triton():
         reason = "the package triton is not installed (pip install 'gdn-runtime[triton]')"
         triton = BackendStatus("triton", False, reason)
-    elif facts.vendor == "cpu" and env.third_party().get("TRITON_INTERPRET") != "1":
+    elif on_cpu and env.third_party().get("TRITON_INTERPRET") != "1":
         triton = BackendStatus("triton", False, "runs on a CPU only under Triton's interpreter (TRITON_INTERPRET=1)")
-    elif facts.vendor == "cpu":
+    elif on_cpu:
         triton = BackendStatus("triton", True, "Triton's interpreter, for tests: slow")
     else:
         triton = BackendStatus("triton", True, f"Triton compiles for {facts.name} at the first call")
-    return [BackendStatus("reference", True, "torch, any device, for checking and for CPUs"), triton]
+    archs = " and ".join(AMD_ARCHS)
+    if on_cpu or facts.name not in AMD_ARCHS:
+        flydsl = BackendStatus("flydsl", False, f"runs on {archs} GPUs only")
+    else:
+        refusal = _jit_refusal(env.settings())
+        flydsl = BackendStatus("flydsl", True, f"{refusal}: a call raises" if refusal else "compiled at the first call")
+    if not on_cpu:
+        emulate = BackendStatus("emulate", False, f"runs the code objects of {archs} on CPU tensors only")
+    elif not _has_emulator():
+        emulate = BackendStatus("emulate", False, "the package cdna-emu is not installed")
+    else:
+        emulate = BackendStatus("emulate", True, f"the code objects of {archs} on the CPU, for tests: slow")
+    reference = BackendStatus("reference", True, "torch, any device, for checking and for CPUs")
+    return [reference, triton, flydsl, emulate]
+
+
+def _jit_refusal(settings: env.Settings) -> str | None:
+    """Why no code object can be compiled in this process; None if it can."""
+    if not settings.jit:
+        return "GDN_JIT=0 forbids compiling its code objects"
+    if settings.flydsl_runtime_run_only:
+        return "FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling its code objects"
+    if not _has_flydsl():
+        return "the package flydsl, which compiles its code objects, is not installed (pip install 'gdn-runtime[jit]')"
+    return None
 
 
 def choose_backend(
-    device: torch.device, requested: str, *, facts: ArchFacts | None = None, name: str = "backend"
+    device: torch.device, requested: str, *, problem: Problem, settings: env.Settings, name: str = "backend"
 ) -> tuple[Backend, str]:
     """Backend for ``device`` and the reason. ``requested`` is "auto" or a backend's name.
 
-    "auto" is Triton on a GPU and the reference on a CPU; on a GPU it never becomes the reference by itself. Raises
-    ValueError-derived UnsupportedError that lists what is available and why the rest is not.
+    "auto" is the reference on a CPU, and on a GPU Triton or, where its code objects can be had and take the call,
+    flydsl; on a GPU it never becomes the reference by itself. Raises UnsupportedError that lists what is available and
+    why the rest is not.
     """
-    statuses = backends_for(device, facts)
+    statuses = backends_for(device, problem.arch)
     reason = f'{name}="{requested}" was asked for'
     if requested == "auto":
-        requested = "reference" if device.type == "cpu" else "triton"
-        reason = f"the {requested} backend is the default on {device.type}"
+        requested, reason = _auto(device, problem, settings)
     for status in statuses:
         if status.name == requested and status.available:
             return status.name, reason
@@ -156,97 +210,159 @@ def choose_backend(
     )
 
 
-# ------------------------------------------------------------------------------------------------ configurations
+def _auto(device: torch.device, problem: Problem, settings: env.Settings) -> tuple[str, str]:
+    if device.type == "cpu":
+        return "reference", "the reference backend is the default on cpu"
+    triton = f"the triton backend is the default on {device.type}"
+    if problem.arch.name not in AMD_ARCHS:
+        return "triton", triton
+    refusal = _jit_refusal(settings)
+    if refusal is None:
+        try:
+            check_code_objects(problem, "flydsl")
+        except UnsupportedError as error:
+            refusal = str(error)
+    if refusal is not None:
+        return "triton", f"{triton} where flydsl cannot serve: {refusal}"
+    return "flydsl", f"the flydsl backend is the default on {problem.arch.name} where code objects may be compiled"
 
 
-def prepare_config(problem: Problem) -> tuple[PrepareConfig, str]:
-    """Rule for K1..K4: fused with 4 warps, the fastest of {fused, split} x {2, 4, 8 warps} at every shape measured.
+def target(device: torch.device, request: Request) -> tuple[ArchFacts, int]:
+    """Facts of the architecture that a call runs on, and its compute units: those of ``device``, or with the backend
+    "emulate" those of the usual part of ``request.arch`` (else GDN_ARCH).
 
-    H200, H/Hg = 32/16, 8/2, 64/16, one and four sequences of 8192; for example 107 us against 144 (split) and 139
-    (2 warps) at 32/16, 1 x 8192.
+    Raises ValueError if nothing names the emulated architecture, and UnsupportedError for one that is not emulated or
+    for a device whose architecture is unknown.
     """
-    return PrepareConfig("fused", num_warps=4, num_stages=1), "one fused kernel, w and u are formed from registers"
-
-
-def state_scan_config(problem: Problem) -> tuple[StateScanConfig, str]:
-    """Rule for K5: 32 value rows per program while two such programs per compute unit hold all scans, else 64.
-
-    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split
-    into 128 / block_v programs. H200, 132 SMs, us with 32 / 64 rows: 16 scans 187 / 274, 32 scans 207 / 288, 64 scans
-    299 / 333, 96 scans 567 / 411, 128 scans 591 / 451 (8192 tokens each; 16 and 128 rows win nowhere).
-    """
-    scans = problem.num_heads * problem.total_chunks / max(problem.max_seq_chunks, 1)
-    narrow = scans * (HEAD_DIM // 32) <= 2 * problem.compute_units
-    why = f"{scans:.0f} scans at a time on {problem.compute_units} compute units"
-    if problem.arch.vendor == "amd":
-        return StateScanConfig(32 if narrow else 64, num_warps=4, num_stages=1), why
-    block_v, num_stages = (32, 3) if narrow else (64, 2)
-    return StateScanConfig(block_v, num_warps=4, num_stages=num_stages), why
-
-
-def output_config(problem: Problem) -> tuple[OutputConfig, str]:
-    """Rule for K6. 64 columns with 4 warps beat 128 by 3 % and 32 by a factor of 2 on an H200 at every shape measured
-    for ``prepare_config``."""
-    return OutputConfig(64, num_warps=4, num_stages=1), "two programs per chunk and value head"
+    settings = env.settings()
+    backend = settings.backend if request.backend == "auto" else request.backend
+    if "emulate" not in (backend, request.prepare_backend) or device.type != "cpu":
+        return arch_of(device), compute_units(device) or 1
+    text, name = (settings.arch, "GDN_ARCH") if request.arch is None else (request.arch, "arch")
+    if not text:
+        raise value_error('arch with backend="emulate"', None, f"{' or '.join(AMD_ARCHS)} (or GDN_ARCH)")
+    facts = parse_arch(text, name=name)
+    if facts.name not in AMD_ARCHS:
+        raise UnsupportedError(f'{name} with backend="emulate"', got=repr(text), supported=AMD_ARCHS)
+    return facts, facts.nominal_compute_units or 1
 
 
 # ------------------------------------------------------------------------------------------------ selection
 
 
-def select(
-    problem: Problem,
-    device: torch.device,
-    *,
-    backend: str = "auto",
-    prepare_backend: str | None = None,
-    arch: str | None = None,
-) -> Selection:
-    """Backends and configurations of a call. Raises UnsupportedError if nothing can serve it as asked."""
-    settings = env.settings()
-    return _select(
-        problem, device, backend, prepare_backend, arch, settings.backend, settings.prepare_mode, settings.k5_block_v
-    )
+def select(problem: Problem, device: torch.device, request: Request | None = None, **options: Any) -> Selection:
+    """Backends and specs of a call; ``options`` are fields of ``Request``. Raises UnsupportedError if nothing can serve
+    it as asked."""
+    request = Request(**options) if request is None else request
+    rows = tables.table() if problem.arch.vendor == "amd" else None
+    return _select(problem, device, request, env.settings(), rows)
 
 
 @functools.lru_cache(maxsize=4096)
 def _select(
     problem: Problem,
     device: torch.device,
-    backend: str,
-    prepare_backend: str | None,
-    arch: str | None,
-    env_backend: str,
-    env_prepare_mode: str,
-    env_block_v: int | None,
+    request: Request,
+    settings: env.Settings,
+    rows: tables.ScanTable | None,
 ) -> Selection:
+    del rows  # in the key only: choose_block_v looks them up
+    arch = request.arch
     if arch is not None and parse_arch(arch).name != problem.arch.name:
         raise UnsupportedError(f"arch for tensors on {device}", got=repr(arch), supported=[problem.arch.name])
     reasons: list[str] = []
-    if backend == "auto" and env_backend != "auto":
-        chosen, why = choose_backend(device, env_backend, facts=problem.arch, name="GDN_BACKEND")
-    else:
-        chosen, why = choose_backend(device, backend, facts=problem.arch)
+    asked, name = request.backend, "backend"
+    if asked == "auto" and settings.backend != "auto":
+        asked, name = settings.backend, "GDN_BACKEND"
+    chosen, why = choose_backend(device, asked, problem=problem, settings=settings, name=name)
     reasons.append(why)
     chosen_prepare = chosen
-    if prepare_backend not in (None, "auto"):
-        chosen_prepare, why = choose_backend(device, prepare_backend, facts=problem.arch, name="prepare_backend")
+    if request.prepare_backend not in (None, "auto"):
+        chosen_prepare, why = choose_backend(
+            device, cast(str, request.prepare_backend), problem=problem, settings=settings, name="prepare_backend"
+        )
         reasons.append(why)
+    for backend in {chosen, chosen_prepare} & CODE_OBJECT_BACKENDS:
+        check_code_objects(problem, backend)
 
-    prepare = _ruled(prepare_config, problem, reasons, "prepare", chosen_prepare)
-    scan = _ruled(state_scan_config, problem, reasons, "state scan", chosen)
-    output = _ruled(output_config, problem, reasons, "output", chosen)
-    if chosen_prepare != "reference" and env_prepare_mode != "auto":
-        prepare = replace(prepare, mode=cast(PrepareMode, env_prepare_mode))
-        reasons.append(f"prepare: mode={env_prepare_mode} from GDN_PREPARE_MODE")
-    if chosen != "reference" and env_block_v is not None:
-        scan = replace(scan, block_v=env_block_v)
-        reasons.append(f"state scan: block_v={env_block_v} from GDN_K5_BLOCK_V")
-    prepare_spec(problem, prepare).check()
-    state_scan_spec(problem, scan).check()
-    output_spec(problem, output).check()
-    selection = Selection(problem.arch.name, chosen_prepare, chosen, prepare, scan, output, tuple(reasons))
+    prepare = _prepare(problem, chosen_prepare, settings, reasons)
+    scan = _state_scan(problem, chosen, request, settings, reasons)
+    output = output_spec(problem, _ruled(output_config, problem, reasons, "output", chosen))
+    selection = Selection(
+        arch=problem.arch.name,
+        prepare_backend=chosen_prepare,
+        backend=chosen,
+        l2norm=_intern(l2norm_spec(problem)),
+        prepare=_intern(prepare),
+        state_scan=_intern(scan),
+        output=_intern(output),
+        reasons=tuple(reasons),
+    )
+    for spec in (selection.prepare, selection.state_scan, selection.output):
+        spec.check()
     logger.info("selected for %s:\n%s", device, selection)
     return selection
+
+
+def _prepare(
+    problem: Problem, backend: Backend, settings: env.Settings, reasons: list[str]
+) -> PrepareSpec | FusedPrepareSpec:
+    if backend in CODE_OBJECT_BACKENDS:
+        return fused_prepare_spec(problem, _ruled(prepare_variant, problem, reasons, "prepare", backend))
+    config = _ruled(prepare_config, problem, reasons, "prepare", backend)
+    if backend != "reference" and settings.prepare_mode != "auto":
+        config = replace(config, mode=cast(PrepareMode, settings.prepare_mode))
+        reasons.append(f"prepare: mode={settings.prepare_mode} from GDN_PREPARE_MODE")
+    return prepare_spec(problem, config)
+
+
+def _state_scan(
+    problem: Problem, backend: Backend, request: Request, settings: env.Settings, reasons: list[str]
+) -> StateScanSpec | OptStateScanSpec | VkStateScanSpec:
+    if backend in CODE_OBJECT_BACKENDS:
+        return _code_object_scan(problem, request, settings, reasons)
+    _refuse_scan_options(request, backend)
+    config = _ruled(state_scan_config, problem, reasons, "state scan", backend)
+    if backend != "reference" and settings.k5_block_v is not None:
+        config = replace(config, block_v=settings.k5_block_v)
+        reasons.append(f"state scan: block_v={settings.k5_block_v} from GDN_K5_BLOCK_V")
+    return state_scan_spec(problem, config)
+
+
+def _refuse_scan_options(request: Request, backend: Backend) -> None:
+    default = Request()
+    for name in ("kernel", "rounding", "block_v"):
+        got, expected = getattr(request, name), getattr(default, name)
+        if name == "kernel":
+            got = SCAN_KERNELS.get(got, got)
+        if got != expected:
+            supported = [f"{expected!r}", f"another with backend {' or '.join(sorted(CODE_OBJECT_BACKENDS))}"]
+            raise UnsupportedError(f'{name} with backend="{backend}"', got=repr(got), supported=supported)
+
+
+def _code_object_scan(
+    problem: Problem, request: Request, settings: env.Settings, reasons: list[str]
+) -> OptStateScanSpec | VkStateScanSpec:
+    if request.kernel not in SCAN_KERNELS:
+        raise UnsupportedError("kernel", got=repr(request.kernel), supported=SCAN_KERNELS)
+    if request.rounding not in get_args(Rounding):
+        raise UnsupportedError("rounding", got=repr(request.rounding), supported=get_args(Rounding))
+    if request.block_v is not None and request.block_v not in SCAN_BLOCK_V:
+        raise UnsupportedError("block_v", got=request.block_v, supported=SCAN_BLOCK_V)
+    if SCAN_KERNELS[request.kernel] == "vk":
+        if request.rounding != "truncate":
+            raise UnsupportedError('rounding with kernel="vk"', got=repr(request.rounding), supported=["'truncate'"])
+        block_v, why = vk_tile(problem)
+        if settings.k5_block_v is not None:
+            block_v, why = settings.k5_block_v, f"block_v={settings.k5_block_v} from GDN_K5_BLOCK_V"
+    else:
+        block_v, why = tables.choose_block_v(problem.scan_key(), override=settings.k5_block_v)
+    if request.block_v is not None:
+        block_v, why = request.block_v, f"block_v={request.block_v} was asked for"
+    reasons.append(f"state scan: {why}")
+    if SCAN_KERNELS[request.kernel] == "vk":
+        return vk_spec(problem, block_v)
+    return opt_spec(problem, block_v, request.rounding)
 
 
 def _ruled(
@@ -258,44 +374,12 @@ def _ruled(
     return config
 
 
-def prepare_spec(problem: Problem, config: PrepareConfig) -> PrepareSpec:
-    """The spec of K1..K4 of ``problem``."""
-    p = problem
-    return PrepareSpec(
-        p.arch.name, p.dtype, p.beta_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
-    )
+_specs: dict[Any, Any] = {}
 
 
-def state_scan_spec(problem: Problem, config: StateScanConfig) -> StateScanSpec:
-    """The spec of K5 of ``problem``."""
-    p = problem
-    return StateScanSpec(
-        arch=p.arch.name,
-        dtype=p.dtype,
-        state_dtype=p.state_dtype,
-        snapshot_dtype=p.snapshot_dtype,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_g=p.use_g,
-        use_gk=p.use_gk,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        save_new_value=p.save_new_value,
-        use_state_indices=p.use_state_indices,
-        use_state_mask=p.use_state_mask,
-        g_head_major=p.g_head_major,
-        use_exp2=p.use_exp2,
-        config=config,
-    )
-
-
-def output_spec(problem: Problem, config: OutputConfig) -> OutputSpec:
-    """The spec of K6 of ``problem``."""
-    p = problem
-    return OutputSpec(
-        p.arch.name, p.dtype, p.snapshot_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
-    )
+def _intern(spec: C) -> C:
+    """One object for equal specs, so that launchers find kernels by identity: hashing a spec takes 2 us."""
+    return cast(C, _specs.setdefault(spec, spec))
 
 
 def explain_shape(
@@ -311,6 +395,7 @@ def explain_shape(
     backend: str = "auto",
     prepare_backend: str | None = None,
     arch: str | None = None,
+    use_state_indices: bool = False,
 ) -> Explanation:
     """What a call of this shape would run and why, without tensors. Dense calls pass equal ``seq_lens``, one per row.
 
@@ -318,12 +403,16 @@ def explain_shape(
     the call would.
     """
     chunks = [cdiv(length, CHUNK) for length in seq_lens]
+    request = Request(backend, prepare_backend, arch)
     absent = arch is not None and device.type == "cuda" and not torch.cuda.is_available()
-    facts = parse_arch(arch) if arch is not None and absent else arch_of(device)
-    units = facts.nominal_compute_units if absent else compute_units(device)
+    if arch is not None and absent:
+        facts = parse_arch(arch)
+        units = facts.nominal_compute_units or 1
+    else:
+        facts, units = target(device, request)
     problem = Problem(
         arch=facts,
-        compute_units=units or 1,
+        compute_units=units,
         num_heads=num_heads,
         num_key_heads=num_key_heads,
         num_seqs=len(seq_lens),
@@ -334,5 +423,6 @@ def explain_shape(
         state_dtype=DTYPES[state_dtype],
         snapshot_dtype=DTYPES[snapshot_dtype],
         is_varlen=is_varlen,
+        use_state_indices=use_state_indices,
     )
-    return select(problem, device, backend=backend, prepare_backend=prepare_backend, arch=arch)
+    return select(problem, device, request)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gdn_runtime import reference
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_runtime.spec import GATE_MIN, LOG2E, OutputConfig, StateScanConfig
+from gdn_runtime.spec import GATE_MIN, LOG2E
 from gdn_testing import (
     CASES,
     KEY_SETS,
@@ -354,7 +354,6 @@ def scan(
         plan=plan,
         use_exp2=True,
         g_head_major=g_head_major,
-        config=StateScanConfig(),
     )
     return results
 
@@ -370,7 +369,6 @@ def output(x: GdnInputs, stages: StageResult, o: Tensor) -> None:
         scale=128**-0.5,
         plan=plan_for(x),
         use_exp2=True,
-        config=OutputConfig(),
     )
 
 

@@ -13,7 +13,9 @@ import torch
 
 from gdn_runtime import UnsupportedError, chunk_gated_delta_rule, env, explain, select
 from gdn_runtime.arch import KNOWN
-from gdn_runtime.select import Problem, Selection
+from gdn_runtime.rules import Problem
+from gdn_runtime.select import Selection
+from gdn_runtime.spec import StateScanSpec
 from gdn_testing import make_inputs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -55,6 +57,12 @@ def choose(
     return select.select(given or problem(on), device, **options)
 
 
+def tile(selection: Selection) -> int:
+    """Value rows per program of K5."""
+    spec = selection.state_scan
+    return spec.config.block_v if isinstance(spec, StateScanSpec) else spec.block_v
+
+
 # ------------------------------------------------------------------------------------------------ rules
 
 
@@ -76,12 +84,7 @@ def test_every_choice_is_legal(arch: str) -> None:
             is_varlen=varlen,
         )
         chosen = choose(given=given)
-        specs = (
-            select.prepare_spec(given, chosen.prepare),
-            select.state_scan_spec(given, chosen.state_scan),
-            select.output_spec(given, chosen.output),
-        )
-        for spec in specs:
+        for spec in (chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output):
             spec.check()
             assert spec.arch == arch
         assert (chosen.backend, chosen.prepare_backend, chosen.arch) == ("triton", "triton", arch)
@@ -92,7 +95,7 @@ def test_tiles_grow_with_the_work_and_shrink_with_the_device(arch: str) -> None:
     """More (sequence, head) scans at a time need less splitting of each; more compute units need more."""
 
     def block_v(**changes: Any) -> int:
-        return choose(given=problem(arch, **changes)).state_scan.block_v
+        return tile(choose(given=problem(arch, **changes)))
 
     by_heads = [block_v(num_heads=h, num_key_heads=1) for h in range(1, 257)]
     by_sequences = [block_v(num_seqs=n, total_chunks=128 * n) for n in range(1, 65)]
@@ -194,7 +197,7 @@ def test_environment_backend() -> None:
 def test_environment_prepare_mode(mode: str) -> None:
     with env.override(prepare_mode=mode):
         chosen = choose()
-        assert chosen.prepare.mode == mode
+        assert chosen.prepare.config.mode == mode
         assert f"prepare: mode={mode} from GDN_PREPARE_MODE" in chosen.reasons
         assert choose("cpu", CPU).reasons == ("the reference backend is the default on cpu",)
 
@@ -203,7 +206,7 @@ def test_environment_prepare_mode(mode: str) -> None:
 def test_environment_tile_of_the_state_scan(block_v: int) -> None:
     with env.override(k5_block_v=block_v):
         chosen = choose()
-        assert chosen.state_scan.block_v == block_v
+        assert tile(chosen) == block_v
         assert f"state scan: block_v={block_v} from GDN_K5_BLOCK_V" in chosen.reasons
         assert chosen.output == choose(prepare_backend="triton").output
     with pytest.raises(ValueError, match=r"^GDN_K5_BLOCK_V: got '48', expected one of"), env.override(k5_block_v=48):
@@ -250,7 +253,7 @@ def test_explain_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_text_and_json_of_a_selection(arch: str) -> None:
     chosen = choose(arch)
     text = str(chosen)
-    for word in (arch, "triton", f"mode={chosen.prepare.mode}", f"block_v={chosen.state_scan.block_v}", "num_warps="):
+    for word in (arch, "triton", f"mode={chosen.prepare.config.mode}", f"block_v={tile(chosen)}", "num_warps="):
         assert word in text
     for reason in chosen.reasons:
         assert f"- {reason}" in text.splitlines()
@@ -258,7 +261,7 @@ def test_text_and_json_of_a_selection(arch: str) -> None:
     assert any(reason.startswith("state scan: ") for reason in chosen.reasons)
     assert any(reason.startswith("output: ") for reason in chosen.reasons)
     loaded = json.loads(json.dumps(chosen.as_dict()))
-    assert loaded["state_scan"]["block_v"] == chosen.state_scan.block_v and loaded["arch"] == arch
+    assert loaded["state_scan"]["config"]["block_v"] == tile(chosen) and loaded["arch"] == arch
 
 
 def test_the_environment_reaches_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +274,7 @@ def test_the_environment_reaches_the_stages(monkeypatch: pytest.MonkeyPatch) -> 
     class Recorder:
         def __getattr__(self, name: str) -> Any:
             def stage(*args: object, **kwargs: Any) -> None:
-                seen[name] = kwargs.get("config")
+                seen[name] = kwargs["spec"]
                 getattr(reference, name)(*args, **kwargs)
 
             return stage
@@ -281,7 +284,7 @@ def test_the_environment_reaches_the_stages(monkeypatch: pytest.MonkeyPatch) -> 
     chunk_gated_delta_rule(*x.tensors, use_qk_l2norm_in_kernel=True)
     chosen = explain(*x.tensors)
     assert seen == {
-        "l2norm": None,
+        "l2norm": chosen.l2norm,
         "prepare": chosen.prepare,
         "state_scan": chosen.state_scan,
         "output": chosen.output,

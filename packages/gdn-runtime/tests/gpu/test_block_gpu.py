@@ -10,7 +10,17 @@ from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, chunk_ga
 from gdn_runtime.ops.backends import stages
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import StateScanConfig
-from gdn_testing import KEY_SETS, GdnInputs, exact_prepare, make_inputs, plan_for, poisoned, run_stages
+from gdn_testing import (
+    KEY_SETS,
+    GdnInputs,
+    exact_prepare,
+    make_inputs,
+    plan_for,
+    poisoned,
+    problem_of,
+    run_stages,
+    triton_specs,
+)
 from gdn_testing.device import assert_close_on_device, assert_equal_on_device, device_inputs
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -321,8 +331,9 @@ def test_resume_from_a_snapshot(state_dtype: torch.dtype, snapshot_dtype: torch.
     x = device_inputs((1, 1000), 32, 16, state=False)
     dtypes = {"snapshot_dtype": snapshot_dtype, "state_dtype": state_dtype}
     config = StateScanConfig(block_v=64)
-    snapshot = run_stages(stages("triton"), x, scan_config=config, **dtypes).h[:, 15]
-    wide = run_stages(stages("triton"), x, scan_config=config, snapshot_dtype=FP32).h[:, 15]
+    specs = triton_specs(problem_of(x), state_scan=config)
+    snapshot = run_stages(stages("triton"), x, specs=specs, **dtypes).h[:, 15]
+    wide = run_stages(stages("triton"), x, specs=specs, snapshot_dtype=FP32).h[:, 15]
     assert_equal_on_device(snapshot, wide.to(snapshot_dtype), "snapshot: the fp32 state rounded once")
     pool = poisoned(3, 32, 128, 128, dtype=state_dtype, device="cuda")
     pool[1] = snapshot[0].to(state_dtype)

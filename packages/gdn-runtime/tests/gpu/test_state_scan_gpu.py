@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gdn_runtime import chunk_gated_delta_rule, chunk_gated_delta_rule_fwd_h, env
 from gdn_runtime.ops.backends import stages
-from gdn_runtime.spec import PrepareConfig
-from gdn_testing import CASES, Case, GdnInputs, plan_for, poisoned
+from gdn_testing import CASES, Case, GdnInputs, plan_for, poisoned, problem_of, triton_specs
 from gdn_testing.cases import TORCH_DTYPE
 from gdn_testing.device import (
     assert_close_on_device,
@@ -45,9 +44,8 @@ def scan_inputs(block: GdnInputs) -> ScanInputs:
     batch, tokens, num_heads, _ = v.shape
     w = poisoned(batch, num_heads, tokens, 128, dtype=k.dtype, device=k.device)
     u, g_cumsum = poisoned(*w.shape, dtype=k.dtype, device=k.device), poisoned(*w.shape[:3], device=k.device)
-    stages("triton").prepare(
-        k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan_for(block), use_exp2=True, config=PrepareConfig()
-    )
+    spec = triton_specs(problem_of(block)).prepare
+    stages("triton").prepare(k, v, g, beta, w=w, u=u, g_cumsum=g_cumsum, plan=plan_for(block), use_exp2=True, spec=spec)
     return ScanInputs(block, w, u, g_cumsum, g_cumsum.transpose(1, 2).contiguous())
 
 

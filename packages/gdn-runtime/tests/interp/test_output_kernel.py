@@ -21,7 +21,9 @@ from gdn_testing import (
     make_inputs,
     plan_for,
     poisoned,
+    problem_of,
     run_stages,
+    triton_specs,
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -65,7 +67,7 @@ def run(
         scale=SCALE,
         plan=plan_for(x.inputs),
         use_exp2=use_exp2,
-        config=OutputConfig(block_v),
+        spec=triton_specs(problem_of(x.inputs), output=OutputConfig(block_v)).output,
     )
     return o
 

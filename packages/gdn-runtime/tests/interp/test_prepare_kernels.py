@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gdn_runtime.kernels.triton.l2norm import l2norm
 from gdn_runtime.kernels.triton.prepare import prepare
-from gdn_runtime.spec import PREPARE_MODES, PrepareConfig
+from gdn_runtime.spec import PREPARE_MODES, L2NormSpec, PrepareConfig
 from gdn_testing import (
     KEY_SETS,
     GdnInputs,
@@ -20,6 +20,8 @@ from gdn_testing import (
     make_inputs,
     plan_for,
     poisoned,
+    problem_of,
+    triton_specs,
 )
 
 LOG2E = 1.0 / math.log(2.0)
@@ -41,7 +43,7 @@ def run(inputs: GdnInputs, mode: str = "fused", use_exp2: bool = True) -> tuple[
         g_cumsum=g_cumsum,
         plan=plan_for(inputs),
         use_exp2=use_exp2,
-        config=PrepareConfig(mode=mode),
+        spec=triton_specs(problem_of(inputs), prepare=PrepareConfig(mode=mode)).prepare,
     )
     return w, u, g_cumsum
 
@@ -224,7 +226,7 @@ def test_l2norm_of_views_with_a_nan_row(dtype: torch.dtype) -> None:
     k[1, 3, 1] = float("nan")
     k[0, 0, 0] = 0.0
     q_out, k_out = (poisoned(2, 37, 2, 128, dtype=dtype) for _ in range(2))
-    l2norm(q, k, q_out=q_out, k_out=k_out)
+    l2norm(q, k, q_out=q_out, k_out=k_out, spec=L2NormSpec("cpu", "bf16", q.shape[2]))
     for name, x, out in (("q", q, q_out), ("k", k, k_out)):
         exact = x.double() * torch.rsqrt(x.double().square().sum(-1, keepdim=True) + 1e-6)
         spoilt = exact.isnan()

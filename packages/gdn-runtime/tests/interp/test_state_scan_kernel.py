@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdn_runtime import chunk_gated_delta_rule_fwd_h, reference
 from gdn_runtime.ops.backends import stages
-from gdn_runtime.spec import PrepareConfig, StateScanConfig
+from gdn_runtime.spec import StateScanConfig
 from gdn_testing import (
     GdnInputs,
     assert_bitwise_equal,
@@ -22,7 +22,9 @@ from gdn_testing import (
     make_inputs,
     plan_for,
     poisoned,
+    problem_of,
     snapshots_for,
+    triton_specs,
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -81,7 +83,6 @@ def scan_of(inputs: GdnInputs, *, key_gate: bool = False) -> Scan:
         g_cumsum=g_cumsum,
         plan=plan_for(inputs),
         use_exp2=True,
-        config=PrepareConfig(),
     )
     gk = None
     if key_gate:
@@ -124,7 +125,7 @@ def launch(
         plan=plan,
         use_exp2=use_exp2,
         g_head_major=gate == "head",
-        config=StateScanConfig(block_v),
+        spec=triton_specs(problem_of(x.inputs), state_scan=StateScanConfig(block_v)).state_scan,
     )
     return Result(h, new, final_state)
 

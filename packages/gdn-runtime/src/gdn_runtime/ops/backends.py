@@ -1,33 +1,51 @@
 """The stage functions of a backend, imported when a call first needs them.
 
-The serving path must not import kernels/, triton or flydsl before a call asks for them, so modules are named as text.
+The serving path must not import kernels/, triton, flydsl or the emulator before a call asks for them, so modules are
+named as text.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Protocol, cast
+from operator import attrgetter
+from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from ..plan import ChunkPlan
-from ..spec import Backend, OutputConfig, PrepareConfig, StateScanConfig
+from ..select import Selection
+from ..spec import (
+    CODE_OBJECT_BACKENDS,
+    Backend,
+    FusedPrepareSpec,
+    L2NormSpec,
+    OptStateScanSpec,
+    OutputSpec,
+    PrepareSpec,
+    StateScanSpec,
+    VkStateScanSpec,
+)
 
-_MODULES: dict[Backend, str] = {
+_WHERE: dict[Backend, str] = {
     "reference": "gdn_runtime.reference",
     "triton": "gdn_runtime.kernels.triton.backend",
+    "flydsl": "gdn_runtime.codeobject.stages.backend:FLYDSL",
+    "emulate": "gdn_runtime.codeobject.stages.backend:EMULATE",
 }
+"""Module of each backend, or the object in it that has the stage functions."""
 
 
 class Stages(Protocol):
     """What every backend implements. Outputs are preallocated; rows outside the sequences are neither read nor written.
+    ``spec`` is what selection chose for the stage; it agrees with the other arguments.
 
     Shapes: q, k [B,T,Hg,128]; v, o [B,T,H,128]; g (raw, natural log), beta [B,T,H]; w, u, v_new [B,H,T,128]; g_cumsum
     [B,H,T] fp32; h dense [B,NT,H,128,128], varlen [1,total_chunks,H,128,128]; states [N or slots,H,128,128].
     """
 
-    def l2norm(self, q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
+    def l2norm(self, q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor, spec: L2NormSpec) -> None:
         """x * rsqrt(sum(x^2) + 1e-6) over the last dimension, in fp32, rounded to x.dtype."""
 
     def prepare(
@@ -42,7 +60,7 @@ class Stages(Protocol):
         g_cumsum: Tensor,
         plan: ChunkPlan,
         use_exp2: bool,
-        config: PrepareConfig,
+        spec: PrepareSpec | FusedPrepareSpec,
     ) -> None:
         """K1..K4."""
 
@@ -63,7 +81,7 @@ class Stages(Protocol):
         plan: ChunkPlan,
         use_exp2: bool,
         g_head_major: bool,
-        config: StateScanConfig,
+        spec: StateScanSpec | OptStateScanSpec | VkStateScanSpec,
     ) -> None:
         """K5. ``v_new`` may be ``u`` and ``final_state`` may be ``initial_state``."""
 
@@ -79,7 +97,7 @@ class Stages(Protocol):
         scale: float,
         plan: ChunkPlan,
         use_exp2: bool,
-        config: OutputConfig,
+        spec: OutputSpec,
     ) -> None:
         """K6."""
 
@@ -87,4 +105,18 @@ class Stages(Protocol):
 @functools.cache
 def stages(name: Backend) -> Stages:
     """The stage functions of backend ``name``. ImportError passes through: ``select`` has checked what it can."""
-    return cast(Stages, importlib.import_module(_MODULES[name]))
+    module, _, attribute = _WHERE[name].partition(":")
+    found: Any = importlib.import_module(module)
+    return cast(Stages, attrgetter(attribute)(found) if attribute else found)
+
+
+def make_ready(selection: Selection, device: torch.device, *stage_names: str) -> None:
+    """Have the code objects of the named stages (fields of ``selection``) loaded, before anything is allocated.
+
+    Nothing to do for backends that compile at a launch. Raises MissingCodeObjectError where there is none and none may
+    be compiled, CompileError and HipError as the compiler and the driver.
+    """
+    for stage in stage_names:
+        backend = selection.prepare_backend if stage == "prepare" else selection.backend
+        if backend in CODE_OBJECT_BACKENDS:
+            cast(Any, stages(backend)).ready(device, getattr(selection, stage))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan
-from ..select import Explanation, Selection, select
+from ..select import Explanation, Request, Selection, select
 from ..spec import HEAD_DIM
 from . import checks
-from .backends import stages
+from .backends import make_ready, stages
 from .library import register, traced
 from .problem import make_problem
 from .sequences import Sequences, check_sequences, plan_from_op_arguments
@@ -39,9 +39,7 @@ class BlockCall:
     use_qk_l2norm: bool
     use_exp2: bool
     check_indices: bool
-    backend: str
-    prepare_backend: str | None
-    arch: str | None
+    request: Request
 
 
 def chunk_gated_delta_rule(
@@ -106,8 +104,9 @@ def chunk_gated_delta_rule(
         inplace_final_state: write the final states into ``initial_state`` and return it. None: True iff indices are
             given.
         check_indices: None means GDN_CHECK_INDICES.
-        backend, prepare_backend: "auto", "reference" or "triton", for all stages and for K1..K4 alone.
-        arch: architecture of the kernels; only the device's own can be asked for.
+        backend, prepare_backend: "auto", "reference", "triton", "flydsl" (AMD GPUs, bf16) or "emulate" (the code
+            objects of flydsl on CPU tensors, for tests), for all stages and for K1..K4 alone.
+        arch: architecture of the kernels: the device's own, or with "emulate" gfx942 or gfx950 (None: GDN_ARCH).
 
     Returns:
         (o [B,T,H,128] of v.dtype, final states [N,H,V,K] or the pool, or None).
@@ -148,6 +147,7 @@ def chunk_gated_delta_rule(
         return _call_op(call)
     plan = call.sequences.plan()
     selection = _select(call, plan)
+    _make_ready(call, selection)
     if call.check_indices:
         call.states.check_index_values()
     out, final_state = _allocate(call)
@@ -261,9 +261,11 @@ def _check(
         checks.check_flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
         checks.check_flag("use_exp2", use_exp2),
         wants_index_check(check_indices),
-        checks.check_text("backend", backend),
-        None if prepare_backend is None else checks.check_text("prepare_backend", prepare_backend),
-        None if arch is None else checks.check_text("arch", arch),
+        Request(
+            checks.check_text("backend", backend),
+            None if prepare_backend is None else checks.check_text("prepare_backend", prepare_backend),
+            None if arch is None else checks.check_text("arch", arch),
+        ),
     )
 
 
@@ -272,6 +274,7 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
         plan,
         call.states,
         device=call.q.device,
+        request=call.request,
         num_heads=call.v.shape[2],
         num_key_heads=call.k.shape[2],
         dtype=call.q.dtype,
@@ -279,7 +282,12 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
         snapshot_dtype=call.snapshot_dtype,
         use_exp2=call.use_exp2,
     )
-    return select(problem, call.q.device, backend=call.backend, prepare_backend=call.prepare_backend, arch=call.arch)
+    return select(problem, call.q.device, call.request)
+
+
+def _make_ready(call: BlockCall, selection: Selection) -> None:
+    norm = ("l2norm",) if call.use_qk_l2norm else ()
+    make_ready(selection, call.q.device, *norm, "prepare", "state_scan", "output")
 
 
 def _allocate(call: BlockCall) -> tuple[Tensor, Tensor | None]:
@@ -299,7 +307,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             out[:, plan.num_tokens :].zero_()
         if call.use_qk_l2norm:
             q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-            backend.l2norm(q, k, q_out=q_out, k_out=k_out)
+            backend.l2norm(q, k, q_out=q_out, k_out=k_out, spec=selection.l2norm)
             q, k = q_out, k_out
         w = v.new_empty(batch, num_heads, seq_len, HEAD_DIM)
         u = torch.empty_like(w)
@@ -322,7 +330,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             g_cumsum=g_cumsum,
             plan=plan,
             use_exp2=call.use_exp2,
-            config=selection.prepare,
+            spec=selection.prepare,
         )
         backend.state_scan(
             k,
@@ -339,7 +347,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             plan=plan,
             use_exp2=call.use_exp2,
             g_head_major=True,
-            config=selection.state_scan,
+            spec=selection.state_scan,
         )
         backend.output(
             q,
@@ -351,7 +359,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             scale=call.scale,
             plan=plan,
             use_exp2=call.use_exp2,
-            config=selection.output,
+            spec=selection.output,
         )
 
 
@@ -381,9 +389,9 @@ def _call_op(call: BlockCall) -> tuple[Tensor, Tensor | None]:
         call.use_qk_l2norm,
         call.use_exp2,
         call.check_indices,
-        call.backend,
-        call.prepare_backend,
-        call.arch,
+        call.request.backend,
+        call.request.prepare_backend,
+        call.request.arch,
     )
     return out, final_state
 
@@ -449,11 +457,10 @@ def _run_op(
         use_qk_l2norm,
         use_exp2,
         check_indices,
-        backend,
-        prepare_backend,
-        arch,
+        Request(backend, prepare_backend, arch),
     )
     selection = _select(call, plan)
+    _make_ready(call, selection)
     if check_indices:
         states.check_index_values()
     _launch(call, plan, selection, o, final_state)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..arch import arch_of, compute_units
 from ..plan import ChunkPlan
-from ..select import DTYPES, Problem
+from ..rules import Problem
+from ..select import DTYPES, Request, target
 from .states import StateArguments
 
 
@@ -15,6 +15,7 @@ def make_problem(
     states: StateArguments,
     *,
     device: torch.device,
+    request: Request,
     num_heads: int,
     num_key_heads: int,
     dtype: torch.dtype,
@@ -28,11 +29,12 @@ def make_problem(
 ) -> Problem:
     """The problem of a call with ``num_heads`` value heads over ``num_key_heads`` key heads.
 
-    Raises UnsupportedError for a device whose architecture is unknown.
+    Raises as ``select.target``.
     """
+    facts, units = target(device, request)
     return Problem(
-        arch=arch_of(device),
-        compute_units=compute_units(device) or 1,
+        arch=facts,
+        compute_units=units,
         num_heads=num_heads,
         num_key_heads=num_key_heads,
         num_seqs=plan.num_seqs,

@@ -37,7 +37,7 @@ class Sequences:
         """
         if self.cu_seqlens is None:
             return ChunkPlan.dense(self.num_seqs, self.seq_len)
-        return ChunkPlan.varlen(self.schedule or self._look_up(self.cu_seqlens), self.seq_len)
+        return (self.schedule or self._look_up(self.cu_seqlens)).plan(self.seq_len)
 
     def _look_up(self, cu_seqlens: Tensor) -> ChunkSchedule:
         decodes, tokens = self.num_decodes, self.num_decode_tokens

@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from .. import env
 from ..errors import UnsupportedError, value_error
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan, cdiv
-from ..select import Selection, select
-from ..spec import CHUNK, HEAD_DIM
+from ..select import Request, Selection, select
+from ..spec import (
+    CHUNK,
+    CODE_OBJECT_BACKENDS,
+    HEAD_DIM,
+    Backend,
+    OptStateScanSpec,
+    Rounding,
+    StateScanSpec,
+    VkStateScanSpec,
+)
 from . import checks
-from .backends import stages
+from .backends import make_ready, stages
 from .library import register, traced
 from .problem import make_problem
 from .sequences import check_sequences, plan_from_op_arguments
@@ -34,8 +45,24 @@ class ScanCall:
     states: StateArguments
     use_exp2: bool
     g_head_major: bool
-    backend: str
-    arch: str | None
+    request: Request
+
+
+class WarmCall(NamedTuple):
+    """What calls of one signature over one plan need: found out by the first, looked up by the others.
+
+    ``h_shape`` and ``final_shape`` are those of the tensors to allocate; ``final_shape`` None: the states stay in place
+    if ``in_place``, else nobody wants them. Valid while ``settings`` are those in force.
+    """
+
+    settings: env.Settings
+    backend: Backend
+    spec: StateScanSpec | OptStateScanSpec | VkStateScanSpec
+    h_shape: tuple[int, ...]
+    h_dtype: torch.dtype
+    final_shape: tuple[int, ...] | None
+    final_dtype: torch.dtype
+    in_place: bool
 
 
 def chunk_gated_delta_rule_fwd_h(
@@ -64,6 +91,9 @@ def chunk_gated_delta_rule_fwd_h(
     g_head_major: bool = False,
     backend: str = "auto",
     arch: str | None = None,
+    kernel: str = "opt",
+    rounding: Rounding = "truncate",
+    block_v: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """K5: for every chunk, keep the state at its start, form v_new = u - w S^T, and carry
     S <- exp(G_L) S exp(gk_L) + (v_new exp(G_L - G))^T k, L being the last token of the chunk that exists.
@@ -76,6 +106,10 @@ def chunk_gated_delta_rule_fwd_h(
         gk: per-key gate, cumulated within the chunk, fp32 natural logarithm whatever ``use_exp2``, contiguous
             [B,T,H,128] or flat [B*T,H,128]; read at the last token of each chunk. None: none.
         save_new_value: whether to return v_new.
+        kernel, rounding, block_v: of the backends "flydsl" and "emulate" alone. "opt" (also called "mfma16_hip") or the
+            baseline "vk" (gfx950, no indices and no has_initial_state, bf16 snapshots, token-major g); how "opt" rounds
+            fp32 to bf16, "truncate" (the high 16 bits) or "nearest" (even); value rows of the state per workgroup, 16,
+            32 or 64 (None: GDN_K5_BLOCK_V, else the tuned table, else the rule).
         The rest as in ``chunk_gated_delta_rule``.
 
     Returns:
@@ -86,6 +120,27 @@ def chunk_gated_delta_rule_fwd_h(
         As ``chunk_gated_delta_rule``. While torch.compile traces, varlen calls need ``prefill_metadata``: the number of
         snapshots is not known otherwise.
     """
+    as_op = traced()
+    plan = key = None
+    if not as_op:
+        plan, key = _signature(
+            k, w, u, g, gk, initial_state, initial_state_indices, has_initial_state, cu_seqlens, prefill_metadata,
+            seq_lens_cpu, num_decodes, num_decode_tokens,
+            (
+                output_final_state, chunk_size, save_new_value, state_dtype, snapshot_dtype, use_exp2,
+                inplace_final_state, check_indices, g_head_major, backend, arch, kernel, rounding, block_v,
+            ),
+        )  # fmt: skip
+        if plan is not None:
+            warm = plan.warm.get(key)
+            if warm is not None and warm.settings is env.settings():
+                h, v_new, final_state = _allocate(warm, k, u, initial_state, save_new_value)
+                _launch(
+                    warm.backend, warm.spec, plan, k, w, u, g, gk, h, v_new, initial_state, final_state,
+                    initial_state_indices, has_initial_state, use_exp2, g_head_major,
+                )  # fmt: skip
+                return h, v_new, final_state
+
     checks.check_rank("k", k, "B,T,Hg,K")
     checks.check_rank("w", w, "B,H,T,K")
     checks.check_rank("u", u, "B,H,T,V")
@@ -138,34 +193,20 @@ def chunk_gated_delta_rule_fwd_h(
     checks.check_flag("save_new_value", save_new_value)
     checks.check_flag("use_exp2", use_exp2)
     check = wants_index_check(check_indices)
-    checks.check_text("backend", backend)
-    if arch is not None:
-        checks.check_text("arch", arch)
-    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, backend, arch)
+    request = _check_request(backend, arch, kernel, rounding, block_v)
+    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, request)
 
-    as_op = traced()
-    per_row = cdiv(seq_len, CHUNK)
-    if not as_op:
-        plan = sequences.plan()
-        selection = _select(call, plan, snapshots, save_new_value)
-        if check:
-            states.check_index_values()
-        if plan.is_varlen:
-            per_row = plan.total_chunks
-    elif sequences.schedule is not None:
-        per_row = sequences.schedule.total_chunks
-    elif sequences.cu_seqlens is not None:
-        raise UnsupportedError(
-            "varlen chunk_gated_delta_rule_fwd_h without prefill_metadata while tracing (torch.compile)",
-            got="cu_seqlens alone",
-            supported=["prefill_metadata"],
-        )
-    h = k.new_empty(batch, per_row, num_heads, HEAD_DIM, HEAD_DIM, dtype=snapshots)
-    v_new = torch.empty_like(u) if save_new_value else None
-    final_state = states.allocate_final(sequences.num_seqs, num_heads, device)
-    if not as_op:
-        _launch(call, plan, selection, h, v_new, final_state)
-    else:
+    if as_op:
+        if sequences.cu_seqlens is not None and sequences.schedule is None:
+            raise UnsupportedError(
+                "varlen chunk_gated_delta_rule_fwd_h without prefill_metadata while tracing (torch.compile)",
+                got="cu_seqlens alone",
+                supported=["prefill_metadata"],
+            )
+        per_row = cdiv(seq_len, CHUNK) if sequences.schedule is None else sequences.schedule.total_chunks
+        h = k.new_empty(batch, per_row, num_heads, HEAD_DIM, HEAD_DIM, dtype=snapshots)
+        v_new = torch.empty_like(u) if save_new_value else None
+        final_state = states.allocate_final(sequences.num_seqs, num_heads, device)
         _op(
             k,
             w,
@@ -185,8 +226,121 @@ def chunk_gated_delta_rule_fwd_h(
             check,
             backend,
             arch,
+            kernel,
+            rounding,
+            block_v,
         )
+        return h, v_new, final_state
+
+    plan = sequences.plan()
+    selection = _select(call, plan, snapshots, save_new_value)
+    make_ready(selection, device, "state_scan")
+    if check:
+        states.check_index_values()
+    new_final = states.store_final and not states.in_place
+    warm = WarmCall(
+        settings=env.settings(),
+        backend=selection.backend,
+        spec=selection.state_scan,
+        h_shape=(batch, plan.total_chunks if plan.is_varlen else plan.max_seq_chunks, num_heads, HEAD_DIM, HEAD_DIM),
+        h_dtype=snapshots,
+        final_shape=(plan.num_seqs, num_heads, HEAD_DIM, HEAD_DIM) if new_final else None,
+        final_dtype=states.dtype,
+        in_place=states.in_place,
+    )
+    if key is not None and not check:
+        plan.warm[key] = warm
+    h, v_new, final_state = _allocate(warm, k, u, initial_state, save_new_value)
+    _launch_call(call, plan, selection, h, v_new, final_state)
     return h, v_new, final_state
+
+
+def _signature(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    gk: Tensor | None,
+    state: Tensor | None,
+    indices: Tensor | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    metadata: PrefillMetadata | None,
+    seq_lens_cpu: object,
+    num_decodes: int,
+    num_decode_tokens: int,
+    options: tuple[Any, ...],
+) -> tuple[ChunkPlan | None, tuple[Any, ...] | None]:
+    """The plan of an eager call, and everything else of it that the checks and the selection look at: calls with equal
+    signatures pass or fail together.
+
+    (None, None) for a call that has to be checked again each time: one whose lengths come from ``cu_seqlens`` or
+    ``seq_lens_cpu``, that may lose a gradient, or that has something else for a tensor.
+    """
+    try:
+        if cu_seqlens is None:
+            if metadata is not None or seq_lens_cpu is not None or num_decodes or num_decode_tokens:
+                return None, None
+            plan: ChunkPlan | None = ChunkPlan.dense(*k.shape[:2])
+        elif type(metadata) is PrefillMetadata:
+            plan = metadata.plan_if_valid(cu_seqlens, num_decodes, num_decode_tokens, k.shape[1])
+        else:
+            return None, None
+        device = k.device
+        if torch.is_grad_enabled() and (
+            k.requires_grad
+            or w.requires_grad
+            or u.requires_grad
+            or (g is not None and g.requires_grad)
+            or (gk is not None and gk.requires_grad)
+            or (state is not None and state.requires_grad)
+        ):
+            return None, None
+        return plan, (
+            k.shape,
+            k.stride(),
+            k.dtype,
+            device,
+            w.shape,
+            w.dtype,
+            w.is_contiguous() and w.device == device,
+            u.shape,
+            u.dtype,
+            u.is_contiguous() and u.device == device,
+            None if g is None else (g.shape, g.dtype, g.is_contiguous() and g.device == device),
+            None if gk is None else (gk.shape, gk.dtype, gk.is_contiguous() and gk.device == device),
+            None if state is None else (state.shape, state.stride(), state.dtype, state.device == device),
+            None
+            if indices is None
+            else (indices.shape, indices.dtype, indices.is_contiguous() and indices.device == device),
+            None if mask is None else (mask.shape, mask.dtype, mask.is_contiguous() and mask.device == device),
+            options,
+        )
+    except (AttributeError, TypeError):
+        return None, None
+
+
+def _check_request(backend: object, arch: object, kernel: object, rounding: object, block_v: object) -> Request:
+    if block_v is not None:
+        checks.check_count("block_v", block_v)
+    return Request(
+        backend=checks.check_text("backend", backend),
+        arch=None if arch is None else checks.check_text("arch", arch),
+        kernel=checks.check_text("kernel", kernel),
+        rounding=cast(Rounding, checks.check_text("rounding", rounding)),
+        block_v=cast(int | None, block_v),
+    )
+
+
+def _allocate(
+    warm: WarmCall, k: Tensor, u: Tensor, initial_state: Tensor | None, save_new_value: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    device = k.device
+    h = torch.empty(warm.h_shape, dtype=warm.h_dtype, device=device)
+    v_new = torch.empty_like(u) if save_new_value else None
+    if warm.final_shape is not None:
+        return h, v_new, torch.empty(warm.final_shape, dtype=warm.final_dtype, device=device)
+    return h, v_new, initial_state if warm.in_place else None
 
 
 def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_new_value: bool) -> Selection:
@@ -194,6 +348,7 @@ def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_n
         plan,
         call.states,
         device=call.k.device,
+        request=call.request,
         num_heads=call.u.shape[1],
         num_key_heads=call.k.shape[2],
         dtype=call.k.dtype,
@@ -205,31 +360,62 @@ def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_n
         save_new_value=save_new_value,
         g_head_major=call.g_head_major,
     )
-    return select(problem, call.k.device, backend=call.backend, arch=call.arch)
+    return select(problem, call.k.device, call.request)
+
+
+def _launch_call(
+    call: ScanCall, plan: ChunkPlan, selection: Selection, h: Tensor, v_new: Tensor | None, final_state: Tensor | None
+) -> None:
+    states = call.states
+    _launch(
+        selection.backend, selection.state_scan, plan, call.k, call.w, call.u, call.g, call.gk, h, v_new,
+        states.initial_state, final_state, states.indices, states.has_initial_state, call.use_exp2, call.g_head_major,
+    )  # fmt: skip
 
 
 def _launch(
-    call: ScanCall, plan: ChunkPlan, selection: Selection, h: Tensor, v_new: Tensor | None, final_state: Tensor | None
+    backend: Backend,
+    spec: StateScanSpec | OptStateScanSpec | VkStateScanSpec,
+    plan: ChunkPlan,
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    gk: Tensor | None,
+    h: Tensor,
+    v_new: Tensor | None,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    state_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    use_exp2: bool,
+    g_head_major: bool,
 ) -> None:
-    k, gk = call.k, call.gk
-    with torch.cuda.device(k.device) if k.is_cuda else nullcontext():
-        stages(selection.backend).state_scan(
+    if gk is not None:
+        gk = gk.view(k.shape[0], k.shape[1], u.shape[1], HEAD_DIM)
+    # Launchers of code objects know their device.
+    switch = backend not in CODE_OBJECT_BACKENDS and k.is_cuda
+    with torch.cuda.device(k.device) if switch else _NO_SWITCH:
+        stages(backend).state_scan(
             k,
-            call.w,
-            call.u,
-            g=call.g,
-            gk=None if gk is None else gk.view(k.shape[0], k.shape[1], call.u.shape[1], HEAD_DIM),
+            w,
+            u,
+            g=g,
+            gk=gk,
             h=h,
             v_new=v_new,
-            initial_state=call.states.initial_state,
+            initial_state=initial_state,
             final_state=final_state,
-            state_indices=call.states.indices,
-            has_initial_state=call.states.has_initial_state,
+            state_indices=state_indices,
+            has_initial_state=has_initial_state,
             plan=plan,
-            use_exp2=call.use_exp2,
-            g_head_major=call.g_head_major,
-            config=selection.state_scan,
+            use_exp2=use_exp2,
+            g_head_major=g_head_major,
+            spec=spec,
         )
+
+
+_NO_SWITCH = nullcontext()
 
 
 def _run_op(
@@ -259,6 +445,9 @@ def _run_op(
     check_indices: bool,
     backend: str,
     arch: str | None,
+    kernel: str,
+    rounding: str,
+    block_v: int | None,
 ) -> None:
     """gdn::chunk_gated_delta_rule_fwd_h_out; the state arguments are those of gdn::chunk_gated_delta_rule_out."""
     plan = plan_from_op_arguments(
@@ -275,11 +464,13 @@ def _run_op(
         num_decode_tokens,
     )
     states = StateArguments.of_op(initial_state, final_state, in_place, state_indices, has_initial_state)
-    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, backend, arch)
+    request = _check_request(backend, arch, kernel, rounding, block_v)
+    call = ScanCall(k, w, u, g, gk, states, use_exp2, g_head_major, request)
     selection = _select(call, plan, h.dtype, v_new is not None)
+    make_ready(selection, k.device, "state_scan")
     if check_indices:
         states.check_index_values()
-    _launch(call, plan, selection, h, v_new, final_state)
+    _launch_call(call, plan, selection, h, v_new, final_state)
 
 
 _op = register("chunk_gated_delta_rule_fwd_h_out", _run_op, mutates_args=("h", "v_new", "final_state"))

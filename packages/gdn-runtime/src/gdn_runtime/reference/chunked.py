@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..plan import ChunkPlan
-from ..spec import CHUNK, GATE_MIN, LOG2E, OutputConfig, PrepareConfig, StateScanConfig
+from ..spec import CHUNK, GATE_MIN, LOG2E, L2NormSpec, OutputSpec, PrepareSpec, StateScanSpec
 from .chunks import ChunkTable
 
 
-def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
+def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor, spec: L2NormSpec | None = None) -> None:
     """q_out, k_out <- x * rsqrt(sum(x^2) + 1e-6) over the last axis, in fp32, rounded once. All [B, T, Hg, K]."""
+    del spec
     for x, out in ((q, q_out), (k, k_out)):
         wide = x.float()
         out.copy_(wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt())
@@ -32,7 +33,7 @@ def prepare(
     g_cumsum: Tensor,
     plan: ChunkPlan,
     use_exp2: bool,
-    config: PrepareConfig,
+    spec: PrepareSpec | None = None,
 ) -> None:
     """K1..K4: chunk-local cumulative gate, and w, u of the WY form.
 
@@ -41,7 +42,7 @@ def prepare(
     the chunk and A[i, j] = beta_i (k_i . k_j) exp(G_i - G_j) for i > j: C = (I + A)^-1, u = dt(C beta_j) v and
     w = dt(C beta_j exp(G_j)) k. Rows outside every sequence are neither read nor written.
     """
-    del config
+    del spec
     num_heads = v.shape[2]
     eye = torch.eye(CHUNK, device=k.device)
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril(-1)
@@ -78,7 +79,7 @@ def state_scan(
     plan: ChunkPlan,
     use_exp2: bool,
     g_head_major: bool,
-    config: StateScanConfig,
+    spec: StateScanSpec | None = None,
 ) -> None:
     """K5: the serial pass over chunks. Per sequence, head and chunk c, with S [V, K] in fp32::
 
@@ -94,7 +95,7 @@ def state_scan(
     Sequences whose ``has_initial_state`` [N] is False start from zeros whatever the slot holds. ``final_state`` may be
     ``initial_state``: every read comes before the first write.
     """
-    del config
+    del spec
     num_seqs, num_heads, head_v, head_k = plan.num_seqs, u.shape[1], u.shape[3], k.shape[3]
     dt = k.dtype
     table = ChunkTable(plan)
@@ -146,14 +147,14 @@ def output(
     scale: float,
     plan: ChunkPlan,
     use_exp2: bool,
-    config: OutputConfig,
+    spec: OutputSpec | None = None,
 ) -> None:
     """K6: o = scale * (exp(G_i) (q_i dt(h)^T) + dt(tril(exp(G_i - G_j) q_i . k_j)) v_new).
 
     Reads q, k [B, T, Hg, K], v_new [B, H, T, V], h [1, total_chunks, H, V, K] or [B, NT, H, V, K], g_cumsum [B, H, T]
     (log2 units iff ``use_exp2``); writes o [B, T, H, V] for every token of a sequence and no other row.
     """
-    del config
+    del spec
     num_heads, head_v = v_new.shape[1], v_new.shape[3]
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril()
     snapshots = h.view(plan.total_chunks, *h.shape[2:])

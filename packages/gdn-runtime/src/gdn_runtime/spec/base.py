@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from ..errors import UnsupportedError
 
@@ -23,9 +23,11 @@ floor keeps a gate of -inf from giving (-inf) - (-inf) inside its chunk."""
 LOG2E = 1.4426950408889634
 """log2(e): gates in log2 units are natural ones times this."""
 
-Backend = Literal["reference", "triton"]
+Backend = Literal["reference", "triton", "flydsl", "emulate"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """Implementations of the stages; ``ops.backends`` knows the module of each."""
+CODE_OBJECT_BACKENDS: frozenset[Backend] = frozenset(("flydsl", "emulate"))
+"""Those that launch AMD code objects: on a GPU, or on CPU tensors through cdna-emu."""
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
@@ -39,6 +41,37 @@ class Argument:
 
     name: str
     kind: ArgumentKind
+
+
+Language = Literal["flydsl", "triton"]
+"""What a kernel is written in."""
+
+
+class KernelSpec(Protocol):
+    """A spec that is the key of one code object."""
+
+    @property
+    def language(self) -> Language:
+        """Where its source is: the module of ``kernel`` in ``kernels.<language>`` of the package of the spec."""
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel and of the module that builds it."""
+
+    @property
+    def arch(self) -> str:
+        """gfx942 or gfx950."""
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Work-items of a workgroup."""
+
+    @property
+    def ARGUMENTS(self) -> tuple[Argument, ...]:
+        """What a launch passes, in the order of the kernarg segment."""
+
+    def check(self) -> None:
+        """Raise UnsupportedError if no kernel exists for this spec."""
 
 
 def arguments(*, pointers: str = "", i64: str = "", i32: str = "", f32: str = "") -> tuple[Argument, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from .base import HEAD_DIM, Argument, Dtype, arguments, check_heads, check_member
+from .base import HEAD_DIM, Argument, Dtype, Language, arguments, check_heads, check_member
 
 AMD_ARCHS = ("gfx942", "gfx950")
 SCAN_BLOCK_V = (16, 32, 64)
@@ -17,6 +17,8 @@ WORKGROUP = (256, 1, 1)
 
 Rounding = Literal["truncate", "nearest"]
 """How fp32 becomes bf16: the high 16 bits, or to nearest even with NaN and infinity kept."""
+
+ScanKernel = Literal["opt", "vk"]
 
 PrepareVariant = Literal["wave", "group"]
 """Fused prepare: one wave per chunk and value head, or the four waves of a workgroup."""
@@ -31,6 +33,7 @@ class OptStateScanSpec:
     pay on gfx942 only.
     """
 
+    language: ClassVar[Language] = "flydsl"
     kernel: ClassVar[str] = "state_scan_opt"
     block: ClassVar[tuple[int, int, int]] = WORKGROUP
     ARGUMENTS: ClassVar[tuple[Argument, ...]] = arguments(
@@ -80,6 +83,7 @@ class OptStateScanSpec:
 class VkStateScanSpec:
     """K5 `vk`, the baseline, bf16 data and snapshots, token-major g; gfx950 only (transposed LDS reads, K=32 MFMA)."""
 
+    language: ClassVar[Language] = "flydsl"
     kernel: ClassVar[str] = "state_scan_vk"
     block: ClassVar[tuple[int, int, int]] = WORKGROUP
     ARGUMENTS: ClassVar[tuple[Argument, ...]] = arguments(
@@ -117,6 +121,7 @@ class VkStateScanSpec:
 class FusedPrepareSpec:
     """K1..K4 in one kernel, bf16 k and v."""
 
+    language: ClassVar[Language] = "flydsl"
     kernel: ClassVar[str] = "prepare"
     block: ClassVar[tuple[int, int, int]] = WORKGROUP
     ARGUMENTS: ClassVar[tuple[Argument, ...]] = arguments(

@@ -1,16 +1,32 @@
-"""Specs of the Triton kernels of the block."""
+"""Specs of the Triton kernels of the block.
+
+``L2NormSpec`` and ``OutputSpec`` are also keys of AMD code objects. ``ARGUMENTS`` are then those of the Triton function
+in its order, and strides count units of 8 elements, as for rows on 16-byte addresses.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from .base import Dtype, check_heads, check_member
+from .base import HEAD_DIM, Argument, ArgumentKind, Dtype, Language, check_heads, check_member
 
 PrepareMode = Literal["fused", "split"]
 PREPARE_MODES: tuple[PrepareMode, ...] = get_args(PrepareMode)
 BLOCK_V = (16, 32, 64, 128)
 """Value columns per program of the state scan (BV) and of the output kernel."""
+
+
+L2NORM_ROWS = 32
+"""Rows of 128 per program of the normalisation: 4 warps move 8 KB in and 8 KB out."""
+L2NORM_WARPS = 4
+
+AMD_WAVE = 64
+
+
+def _mixed(*runs: tuple[ArgumentKind, str]) -> tuple[Argument, ...]:
+    """Arguments in runs of one kind, names apart by spaces."""
+    return tuple(Argument(name, kind) for kind, names in runs for name in names.split())
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,32 @@ class OutputConfig:
     block_v: int = 128
     num_warps: int = 4
     num_stages: int = 2
+
+
+@dataclass(frozen=True)
+class L2NormSpec:
+    """Normalisation of q and k [.., Hg, 128] of ``dtype``."""
+
+    language: ClassVar[Language] = "triton"
+    kernel: ClassVar[str] = "l2norm"
+    block: ClassVar[tuple[int, int, int]] = (L2NORM_WARPS * AMD_WAVE, 1, 1)
+    ARGUMENTS: ClassVar[tuple[Argument, ...]] = _mixed(
+        ("pointer", "q k q_out k_out"),
+        ("i64", "num_rows seq_len stride_qb stride_qt stride_qh stride_kb stride_kt stride_kh"),
+    )
+
+    arch: str
+    dtype: Dtype
+    num_key_heads: int
+
+    def check(self) -> None:
+        """Raise UnsupportedError if no kernel exists for this spec."""
+        check_heads(self.num_key_heads, self.num_key_heads)
+        check_member("q dtype", self.dtype, ("bf16", "fp16"))
+
+    def grid(self, num_rows: int) -> tuple[int, int, int]:
+        """Workgroups: x over ``num_rows`` = B T Hg rows, y over q and k."""
+        return -(-num_rows // L2NORM_ROWS), 2, 1
 
 
 @dataclass(frozen=True)
@@ -102,6 +144,19 @@ class StateScanSpec:
 class OutputSpec:
     """K6 for one model shape."""
 
+    language: ClassVar[Language] = "triton"
+    kernel: ClassVar[str] = "output"
+    ARGUMENTS: ClassVar[tuple[Argument, ...]] = _mixed(
+        ("pointer", "q k v_new h g o cu_seqlens sequence_ids chunk_ids"),
+        ("f32", "scale"),
+        ("i32", "T"),
+        *(
+            run
+            for tensor in "qko"
+            for run in (("i64", f"stride_{tensor}b"), ("i32", f"stride_{tensor}t"), ("i64", f"stride_{tensor}h"))
+        ),
+    )
+
     arch: str
     dtype: Dtype
     snapshot_dtype: Dtype
@@ -118,6 +173,15 @@ class OutputSpec:
         check_member("snapshot_dtype", self.snapshot_dtype, ("fp32", self.dtype))
         check_member("block_v", self.config.block_v, BLOCK_V)
         _check_warps(self.config.num_warps)
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Work-items of a workgroup on AMD."""
+        return self.config.num_warps * AMD_WAVE, 1, 1
+
+    def grid(self, total_chunks: int) -> tuple[int, int, int]:
+        """Workgroups: x over chunks, value heads and tiles of V, the tiles innermost."""
+        return HEAD_DIM // self.config.block_v * total_chunks * self.num_heads, 1, 1
 
 
 def _check_warps(num_warps: int) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gdn_runtime.plan import ChunkPlan, cdiv
-from gdn_runtime.spec import OutputConfig, PrepareConfig, StateScanConfig
 
 from .inputs import GdnInputs
 from .poison import poisoned
+from .specs import Specs, problem_of, triton_specs
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,13 @@ def run_stages(
     pool: Tensor | None = None,
     state_indices: Tensor | None = None,
     has_initial_state: Tensor | None = None,
-    prepare_config: PrepareConfig | None = None,
-    scan_config: StateScanConfig | None = None,
-    output_config: OutputConfig | None = None,
+    specs: Specs | None = None,
 ) -> StageResult:
     """Run prepare, state_scan and output of ``backend`` (a module with the backend interface).
 
     With ``pool`` [slots, H, V, K] (and ``state_indices`` [N]) the states are read from and written to it in place;
     otherwise the initial states are the inputs' own and the final ones new, of ``state_dtype`` (that of the initial
-    states, else fp32).
+    states, else fp32). ``specs`` is by default that of the reference and Triton with default configurations.
     """
     plan = plan_for(inputs)
     q, k, v, g, beta = inputs.tensors
@@ -95,6 +93,17 @@ def run_stages(
     else:
         dtype = state_dtype or (torch.float32 if initial is None else initial.dtype)
         final = poisoned(plan.num_seqs, num_heads, head_v, head_k, dtype=dtype, device=device)
+    if specs is None:
+        problem = problem_of(
+            inputs,
+            snapshot_dtype=h.dtype,
+            state_dtype=final.dtype,
+            use_exp2=use_exp2,
+            use_initial_state=initial is not None,
+            use_state_indices=state_indices is not None,
+            use_state_mask=has_initial_state is not None,
+        )
+        specs = triton_specs(problem)
     backend.prepare(
         k,
         v,
@@ -105,7 +114,7 @@ def run_stages(
         g_cumsum=g_cumsum,
         plan=plan,
         use_exp2=use_exp2,
-        config=prepare_config or PrepareConfig(),
+        spec=specs.prepare,
     )
     backend.state_scan(
         k,
@@ -122,7 +131,7 @@ def run_stages(
         plan=plan,
         use_exp2=use_exp2,
         g_head_major=True,
-        config=scan_config or StateScanConfig(),
+        spec=specs.state_scan,
     )
     backend.output(
         q,
@@ -134,6 +143,6 @@ def run_stages(
         scale=head_k**-0.5 if scale is None else scale,
         plan=plan,
         use_exp2=use_exp2,
-        config=output_config or OutputConfig(),
+        spec=specs.output,
     )
     return StageResult(w, u, g_cumsum, h, v_new, final, o)

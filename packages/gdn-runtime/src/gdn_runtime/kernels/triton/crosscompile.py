@@ -19,8 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...arch import parse_arch
-from ...select import (
+from ...rules import (
     Problem,
+    l2norm_spec,
     output_config,
     output_spec,
     prepare_config,
@@ -62,7 +63,7 @@ def problems(arch: str) -> Iterator[Problem]:
 
 def l2norm_jobs(problem: Problem) -> list[CompileJob]:
     """Normalisation of q and k; dense and varlen run the same code."""
-    return [] if problem.is_varlen else l2norm.compile_jobs(problem.dtype, problem.num_key_heads)
+    return [] if problem.is_varlen else l2norm.compile_jobs(l2norm_spec(problem))
 
 
 def prepare_jobs(problem: Problem) -> list[CompileJob]:

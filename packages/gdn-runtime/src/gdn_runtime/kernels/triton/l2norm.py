@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from ...spec import L2NORM_ROWS, L2NORM_WARPS
 from .common import HEAD_DIM, TRITON_DTYPE, CompileJob, narrow, row_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...spec import Dtype
-
-NUM_WARPS = 4
-ROWS = 32
-"""Rows of 128 per program: 4 warps move 8 KB in and 8 KB out."""
+    from ...spec import L2NormSpec
 
 
 @triton.jit
@@ -61,23 +58,25 @@ def l2norm_kernel(
         _normalise(k, k_out, rows, num_rows, seq_len, HG, stride_kb, stride_kt, stride_kh, K_UNIT)
 
 
-def compile_jobs(dtype: Dtype, num_key_heads: int) -> list[CompileJob]:
-    """What ``l2norm`` compiles for q and k of ``dtype`` with rows on 16-byte addresses."""
-    pointers = dict.fromkeys(("q", "k", "q_out", "k_out"), f"*{TRITON_DTYPE[dtype]}")
-    constants = {"HG": num_key_heads, "Q_UNIT": 8, "K_UNIT": 8, "ROWS": ROWS}
-    return [CompileJob.of(l2norm_kernel, pointers, constants, NUM_WARPS, 1)]
+def compile_jobs(spec: L2NormSpec) -> list[CompileJob]:
+    """What ``l2norm`` compiles for ``spec``, rows being on 16-byte addresses. Raises as ``spec.check``."""
+    spec.check()
+    pointers = dict.fromkeys(("q", "k", "q_out", "k_out"), f"*{TRITON_DTYPE[spec.dtype]}")
+    constants = {"HG": spec.num_key_heads, "Q_UNIT": 8, "K_UNIT": 8, "ROWS": L2NORM_ROWS}
+    return [CompileJob.of(l2norm_kernel, pointers, constants, L2NORM_WARPS, 1)]
 
 
-def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
+def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor, spec: L2NormSpec) -> None:
     """q_out, k_out = x * rsqrt(sum(x^2) + 1e-6) over the last axis of q, k [B, T, Hg, 128], in fp32, rounded once to
     the dtype of x. Outputs are contiguous. Rows do not mix: a NaN stays in its own row."""
+    del spec
     batch, seq_len, num_heads, _ = q.shape
     num_rows = batch * seq_len * num_heads
     if num_rows == 0:
         return
     q_unit, q_strides = row_strides(q)
     k_unit, k_strides = row_strides(k)
-    l2norm_kernel[(triton.cdiv(num_rows, ROWS), 2)](
+    l2norm_kernel[(triton.cdiv(num_rows, L2NORM_ROWS), 2)](
         q,
         k,
         q_out,
@@ -89,7 +88,7 @@ def l2norm(q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tensor) -> None:
         HG=num_heads,
         Q_UNIT=q_unit,
         K_UNIT=k_unit,
-        ROWS=ROWS,
-        num_warps=NUM_WARPS,
+        ROWS=L2NORM_ROWS,
+        num_warps=L2NORM_WARPS,
         num_stages=1,
     )

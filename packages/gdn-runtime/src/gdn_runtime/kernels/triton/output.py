@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...plan import ChunkPlan
-    from ...spec import OutputConfig, OutputSpec
+    from ...spec import OutputSpec
 
 
 _RUNTIME_INTS = [
@@ -138,10 +138,11 @@ def output(
     scale: float,
     plan: ChunkPlan,
     use_exp2: bool,
-    config: OutputConfig,
+    spec: OutputSpec,
 ) -> None:
     """Launch K6 over all chunks of the plan: q, k [B,T,Hg,128], v_new [B,H,T,128], h snapshots, g_cumsum [B,H,T] fp32,
     o [B,T,H,128] preallocated. Rows of ``o`` outside the sequences are not written."""
+    config = spec.config
     if plan.total_chunks == 0:
         return
     num_heads = v_new.shape[1]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...plan import ChunkPlan
-    from ...spec import PrepareConfig, PrepareSpec
+    from ...spec import PrepareSpec
 
 _RUNTIME_INTS = [
     "seq_len", "seq_chunks", "stride_kb", "stride_kt", "stride_kh", "stride_vb", "stride_vt", "stride_vh",
@@ -351,12 +351,13 @@ def prepare(
     g_cumsum: Tensor,
     plan: ChunkPlan,
     use_exp2: bool,
-    config: PrepareConfig,
+    spec: PrepareSpec,
 ) -> None:
     """Launch K1..K4: k [B,T,Hg,128], v [B,T,H,128] (bf16 or fp16, last axis contiguous), g fp32 [B,T,H] (natural log),
     beta [B,T,H] -> w, u [B,H,T,128] in k's dtype and g_cumsum fp32 [B,H,T], contiguous and preallocated. Rows past a
     sequence are neither read nor written. Mode "split" allocates its workspace, (I + A)^-1 [total_chunks,H,64,64]
     in fp16: rounded to bf16 there and once more with its gains, equal keys cost w an error of 0.016, not 0.012."""
+    config = spec.config
     if plan.total_chunks == 0:
         return
     num_heads = v.shape[2]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...plan import ChunkPlan
-    from ...spec import StateScanConfig, StateScanSpec
+    from ...spec import StateScanSpec
 
 
 @triton.jit(
@@ -215,13 +215,14 @@ def state_scan(
     plan: ChunkPlan,
     use_exp2: bool,
     g_head_major: bool,
-    config: StateScanConfig,
+    spec: StateScanSpec,
 ) -> None:
     """Launch K5. Shapes and dtypes: see ``gdn_runtime.chunk_gated_delta_rule_fwd_h``; outputs are preallocated.
 
     ``final_state`` may be ``initial_state`` itself: a program reads its own tile of a slot before it writes it, and no
     two programs own the same tile.
     """
+    config = spec.config
     if plan.num_seqs == 0:
         return
     num_heads = u.shape[1]

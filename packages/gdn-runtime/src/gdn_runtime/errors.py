@@ -28,11 +28,18 @@ def type_error(name: str, got: object, expected: str) -> TypeError:
 
 
 class MissingCodeObjectError(RuntimeError):
-    """There is no code object of a spec, and none may be made here and now. The message names the spec and the ways out."""
+    """There is no code object of a spec, and none may be made. The message names the spec and the ways out."""
 
     def __init__(self, spec: str, reason: str) -> None:
         self.spec = spec
         super().__init__(f"no code object of {spec}: {reason}")
+
+
+class CaptureError(RuntimeError):
+    """A stream is being captured, and something would have to be compiled or loaded: warm up first."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} while a stream is being captured: warm up first, with one call of the same kind")
 
 
 class CorruptCodeObjectError(RuntimeError):

@@ -1,11 +1,11 @@
 """The one path of every AMD kernel: spec -> code object -> launcher.
 
-``code_object(spec)`` gives the code: bytes of an AMD ELF file and what a launch must know. A launcher loads and launches
-it: ``hip.HipLauncher`` on a GPU, ``emulate.EmulatorLauncher`` on a CPU.
+``code_object(spec)`` gives the code: bytes of an AMD ELF file and what a launch must know. A launcher loads and
+launches it: ``hip.HipLauncher`` on a GPU, ``emulate.EmulatorLauncher`` on a CPU.
 """
 
 from .facts import CodeObject, KernelArgument, LaunchFacts
-from .launch import Grid, LoadedKernel, Launcher, Value
+from .launch import Grid, Launcher, LoadedKernel, Value
 from .source import code_object
 
 __all__ = ["CodeObject", "Grid", "KernelArgument", "LaunchFacts", "Launcher", "LoadedKernel", "Value", "code_object"]

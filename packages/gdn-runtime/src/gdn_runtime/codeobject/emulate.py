@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import EmulatedFaultError, value_error
 from .facts import CodeObject
-from .launch import Grid, LoadedKernel, Launcher, Value, check_grid
+from .launch import Grid, Launcher, LoadedKernel, Value, check_grid
 
 FINDINGS_SHOWN = 5
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ..env import settings
-from ..errors import MissingCodeObjectError
-from .facts import CodeObject, KernelSpec, spec_text
+from ..errors import CaptureError, MissingCodeObjectError
+from ..spec import KernelSpec
+from .facts import CodeObject, spec_text
 
-_COMPILER = "gdn_runtime.kernels.compile"
+_JIT = "gdn_runtime.kernels.jit"
 
 _codes: dict[KernelSpec, CodeObject] = {}
 _lock = threading.Lock()
@@ -22,8 +23,8 @@ _making: dict[KernelSpec, threading.Lock] = {}
 def code_object(spec: KernelSpec) -> CodeObject:
     """The code object of ``spec``, made once per process whatever the number of threads that ask.
 
-    Raises MissingCodeObjectError if it would have to be compiled and may not be: GDN_JIT is 0, FLYDSL_RUNTIME_RUN_ONLY
-    is 1, or a stream is being captured. Raises UnsupportedError as ``spec.check`` and CompileError as the compiler.
+    Raises UnsupportedError as ``spec.check``; MissingCodeObjectError if it would have to be compiled and GDN_JIT is 0
+    or FLYDSL_RUNTIME_RUN_ONLY is 1, CaptureError if a stream is being captured; CompileError as the compiler.
     """
     code = _codes.get(spec)
     if code is not None:
@@ -33,22 +34,26 @@ def code_object(spec: KernelSpec) -> CodeObject:
     with making:
         code = _codes.get(spec)
         if code is None:
-            code = _codes[spec] = _make(spec)
+            code = _codes[spec] = _find(spec)
     return code
 
 
-def _make(spec: KernelSpec) -> CodeObject:
+def _find(spec: KernelSpec) -> CodeObject:
     spec.check()
     current = settings()
     if not current.jit:
-        raise MissingCodeObjectError(spec_text(spec), "set GDN_JIT=1 to compile it now")
+        raise MissingCodeObjectError(spec_text(spec), "set GDN_JIT=1 to compile it at the first call")
+    # By name: the serving path imports neither kernels nor compilers.
+    jit: Any = importlib.import_module(_JIT)
+    kept: CodeObject | None = jit.find(spec, current.jit_cache_dir)
+    if kept is not None:
+        return kept
     if current.flydsl_runtime_run_only:
-        raise MissingCodeObjectError(spec_text(spec), "FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling it, unset it")
+        raise MissingCodeObjectError(spec_text(spec), "FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling it; unset it")
     if capturing():
-        raise MissingCodeObjectError(spec_text(spec), "a stream is being captured; warm up first: call once before it")
-    compiler: Any = importlib.import_module(_COMPILER)
-    code: CodeObject = compiler.compile_spec(spec)
-    return code
+        raise CaptureError(f"compiling {spec_text(spec)}")
+    made: CodeObject = jit.make(spec, current.jit_cache_dir)
+    return made
 
 
 def capturing() -> bool:

@@ -67,7 +67,7 @@ class CompileServer:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._owner = os.getpid()
-            self._stderr = tempfile.TemporaryFile()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
             # The module path of this process, not the current folder: a server finds what its client found.
             path = os.pathsep.join(entry for entry in sys.path if entry)
             self._process = subprocess.Popen(

@@ -40,7 +40,7 @@ def build(spec: KernelSpec) -> tuple[bytes, LaunchFacts]:
     package = type(spec).__module__.partition(".")[0]
     module = importlib.import_module(f"{package}.kernels.{spec.language}.{spec.kernel}")
     if spec.language == "flydsl":
-        elf, dynamic_lds = toolchain.compile_flydsl(*module.build(spec)), 0
+        elf, dynamic_lds = toolchain.compile_flydsl(*module.build(spec))
     else:
         jobs = module.compile_jobs(spec)
         if len(jobs) != 1:

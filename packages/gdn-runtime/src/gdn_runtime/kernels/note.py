@@ -34,9 +34,10 @@ def read_facts(elf: bytes, spec: KernelSpec, dynamic_lds: int) -> LaunchFacts:
     if kernel[".wavefront_size"] != 64:
         raise ValueError(f"wavefront_size: got {kernel['.wavefront_size']}, expected 64")
     x, y, z = spec.block
-    if kernel[".max_flat_workgroup_size"] != x * y * z:
-        got = kernel[".max_flat_workgroup_size"]
-        raise ValueError(f"max_flat_workgroup_size: got {got}, expected {x * y * z}, the block of the spec")
+    block = tuple(kernel.get(".reqd_workgroup_size", spec.block))
+    if kernel[".max_flat_workgroup_size"] != x * y * z or block != spec.block:
+        got = f"{kernel['.max_flat_workgroup_size']} work-items, {block}"
+        raise ValueError(f"workgroup size of the kernel: got {got}, expected {spec.block}, the block of the spec")
     facts = LaunchFacts(
         symbol=kernel[".name"],
         arch=spec.arch,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -99,11 +100,9 @@ def preload(language: str) -> None:
         import triton.compiler  # noqa: F401
 
 
-def compile_flydsl(launcher: Any, arguments: tuple[Any, ...]) -> bytes:
-    """The ELF file of the one kernel that a ``@flyc.jit`` launcher starts, for the target in the environment.
-
-    ValueError if the launch gives dynamic LDS: the facts of a FlyDSL kernel know static LDS only.
-    """
+def compile_flydsl(launcher: Any, arguments: tuple[Any, ...]) -> tuple[bytes, int]:
+    """The ELF file of the one kernel that a ``@flyc.jit`` launcher starts, for the target in the environment, and the
+    bytes of dynamic LDS that it starts it with."""
     from flydsl._mlir import ir
     from flydsl._mlir.dialects import gpu
 
@@ -113,9 +112,20 @@ def compile_flydsl(launcher: Any, arguments: tuple[Any, ...]) -> bytes:
         module = ir.Module.parse(artifact.ir)
         binaries = [op for op in module.body.operations if op.operation.name == "gpu.binary"]
         objects = [item for op in binaries for item in ir.ArrayAttr(op.attributes["objects"])]
-        if len(objects) != 1:
-            raise ValueError(f"code objects of the launcher: got {len(objects)}, expected 1")
-        return gpu.ObjectAttr(objects[0]).object
+        launches = re.findall(r"gpu\.launch_func .*", artifact.ir)
+        if len(objects) != 1 or len(launches) != 1:
+            raise ValueError(f"launcher: got {len(objects)} code objects, {len(launches)} launches, expected one each")
+        return gpu.ObjectAttr(objects[0]).object, _dynamic_lds(launches[0], artifact.ir)
+
+
+def _dynamic_lds(launch: str, module: str) -> int:
+    size = re.search(r"dynamic_shared_memory_size (%\w+)", launch)
+    if size is None:
+        return 0
+    constant = re.search(rf"{re.escape(size[1])} = llvm\.mlir\.constant\((\d+) : i32\)", module)
+    if constant is None:
+        raise ValueError("dynamic LDS of the launch: got a value that is computed, expected a constant")
+    return int(constant[1])
 
 
 def compile_triton(job: Any, arch: str) -> Any:

@@ -1,6 +1,4 @@
-"""Counters of hand-written kernels, against what their access patterns say; the timing model."""
-
-import dataclasses
+"""Counters of hand-written kernels, against what their access patterns say."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from test_machine import ADD, ADD_ARGS, POINTER, text, vectors
 
 from cdna_emu.counters import CLASSES, class_of, resources
 from cdna_emu.machine import launch
-from cdna_emu.model import DEFAULTS, MI300X, MI355X, Parameters, estimate
 from cdna_emu.ops import table
 
 
@@ -129,39 +126,6 @@ def test_occupancy(arch, vgprs, lds, waves, groups, limit):
 def add_counters(groups):
     x, y, out = vectors(64 * groups)
     return launch(build(text(ADD, ADD_ARGS), "gfx942"), grid=groups, block=64, args=[x, y, out, 64 * groups]).counters
-
-
-def test_the_model_of_one_wave():
-    counters = add_counters(1)
-    p = Parameters(memory_latency=1000, scalar_latency=100, memory_bytes_per_cycle=1e9)
-    found = estimate(counters, p)
-    assert found.bound == "wave" and found.batches == 1 and found.waves_per_cu == 1
-    # The scalar loads are waited for after one VALU (4 cycles) and the wait itself; so are the vector loads, less the
-    # VALU.
-    assert found.wave["scalar latency"] == 100 - 8
-    assert found.wave["memory latency"] == 1000 - 4
-    assert found.wave["valu"] == 4 * counters["valu"] and found.wave["branch"] == 16
-    assert found.cycles == sum(found.wave.values())
-    assert found.microseconds == pytest.approx(found.cycles / 2100)
-    assert "memory latency" in str(found) and "no measurement" in str(found)
-
-
-def test_the_model_follows_its_parameters():
-    counters = add_counters(40)
-    base = Parameters(compute_units=4)
-    slow = dataclasses.replace(base, memory_bytes_per_cycle=0.01)
-    assert estimate(counters, base).waves_per_cu == 10
-    assert estimate(counters, slow).bound == "memory"
-    assert estimate(counters, slow).cycles == pytest.approx(10 * 128 * counters.lines128 / 40 / 0.01)
-    assert estimate(counters, dataclasses.replace(base, compute_units=1)).batches == 2
-    longer = dataclasses.replace(base, memory_latency=base.memory_latency + 100)
-    assert estimate(counters, longer).cycles == pytest.approx(estimate(counters, base).cycles + 100)
-
-
-def test_the_model_has_parameters_for_both_architectures():
-    assert dict(DEFAULTS) == {"gfx942": MI300X, "gfx950": MI355X}
-    counters = add_counters(1)
-    assert estimate(counters) == estimate(counters, MI300X)
 
 
 def test_counters_as_plain_values():

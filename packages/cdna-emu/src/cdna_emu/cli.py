@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,11 @@ from rich.table import Table
 
 from cdna_emu import values
 from cdna_emu.__about__ import __version__
+from cdna_emu.counters import Counters
 from cdna_emu.errors import EmulationError
 from cdna_emu.machine import Result, launch, load
-from cdna_emu.model import estimate
+from cdna_emu.model import DEFAULTS, Simulation, simulate
+from cdna_emu.trace import trace_group
 
 app = typer.Typer(
     help="Run AMD CDNA code objects (gfx942, gfx950) on this CPU: results, races, bounds, counters.",
@@ -177,7 +180,7 @@ def counters(
     seed: Seed = 0,
     threads: Threads = None,
     lines: Annotated[bool, typer.Option("--lines", help="One row per executed instruction too.")] = False,
-    model: Annotated[bool, typer.Option("--model", help="Add the estimate of the timing model.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Add the cycles of workgroup 0 by the timing model.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a kernel without checks; print what it executed: classes, memory lines, LDS cycles, occupancy."""
@@ -185,16 +188,34 @@ def counters(
         file, arg or [], grid, block, lds, kernel=kernel, arch=arch, checks=False, seed=seed, threads=threads
     )
     found = result.counters
-    guess = estimate(found) if model else None
+    guess = modelled(file, arg or [], found, grid, block, lds, kernel=kernel, arch=arch, seed=seed) if model else None
     if as_json:
-        print_json({**found.to_dict(by_address=lines), **({"model": vars(guess)} if guess else {})})
+        print_json({**found.to_dict(by_address=lines), **({"model": guess.to_dict()} if guess else {})})
     else:
         show_counters(result, lines)
         if guess:
-            out.print(f"\n{guess}", markup=False, highlight=False)
+            units = DEFAULTS[found.resources.arch].compute_units
+            cycles = guess.launch_cycles(found.groups, units)
+            out.print(f"\n{guess}\nof the launch on {units} compute units: {cycles:.0f}", markup=False, highlight=False)
     if not result.report.ok:
         err.print(str(result.report), markup=False, highlight=False)
         raise typer.Exit(1)
+
+
+def modelled(
+    file: Path, texts: list[str], found: Counters, grid: str, block: str, lds: int, *, seed: int, **options: Any
+) -> Simulation:
+    """Workgroup 0 of the launch again, from fresh arguments, as often on a compute unit as the launch fills it."""
+    traced = trace_group(
+        read(file),
+        grid=triple(grid, "--grid"),
+        block=triple(block, "--block"),
+        args=[values.parse(text, seed + index) for index, text in enumerate(texts)],
+        dynamic_lds=lds,
+        **options,
+    )
+    share = math.ceil(found.groups / DEFAULTS[found.resources.arch].compute_units)
+    return simulate(traced, groups=max(1, min(found.resources.groups_per_cu, share)))
 
 
 def show_counters(result: Result, lines: bool) -> None:

@@ -1,48 +1,54 @@
 """A timing model of a compute unit. A model, not a measurement: nothing here was compared with hardware.
 
-It takes the counters of a launch and a handful of parameters, and says how many cycles the launch would need if every
-unit of the device took just as long as the parameters say, and which of them takes longest. It is good for comparing
-two builds of one kernel, and for seeing what bounds a kernel.
+It takes the instruction streams of the waves of one workgroup (``cdna_emu.trace``) and a handful of parameters, and
+says how many cycles the workgroup would need if every unit of the device took just as long as the parameters say, and
+where they go. It is good for comparing two builds of one kernel, and for seeing what bounds a kernel.
 
-Per wave, each instruction costs its issue cycles; an ``s_waitcnt`` costs the latency of what it waits for, less the
-cycles that were issued since. Per compute unit, the waves that fit at once share four SIMDs (VALU and MFMA), the LDS,
-and the vector memory unit; a batch of workgroups takes the longest of one wave's own time and of each unit's busy time.
-Batches follow one another without overlap.
+What it does, instruction by instruction, in the order of the stream of each wave:
 
-It ignores: caches (all memory has one latency and one bandwidth), DRAM pages and channels, clock and power, instruction
-fetch, time between workgroups, dependency stalls of VALU and MFMA results, dual issue of one wave, arbitration between
-waves, contention of atomics, time at barriers, and imbalance between waves and between workgroups (it uses means).
+- A wave issues in order, one instruction per ``issue`` cycles; ``s_nop`` n takes n + 1 of them, a transcendental takes
+  ``transcendental`` cycles. Waves of one SIMD share its VALU and its matrix unit, so that only one of them is served at
+  a time; scalar instructions, branches and waits of other waves overlap.
+- A matrix instruction waits until the matrix unit of its SIMD is free, and keeps it busy for its passes
+  (``mfma_passes``). Who reads or overwrites its result waits for it; one that takes it as src C waits for the end of
+  the passes alone.
+- An LDS access takes the cycles that its addresses need on the banks (``counters.c``), one access of the compute unit
+  after the other; its result is there ``lds_latency`` later.
+- A global access takes max(4, 64-byte lines, bytes / 64) cycles of the compute unit's one address path; data of a load
+  are there ``memory_latency`` later, a store is acknowledged ``store_latency`` later. One counter (vmcnt) counts both
+  in order, so that a wait for a load also waits for the stores before it. LDS and address path see an access when it
+  has been issued.
+- ``s_waitcnt`` waits as it says. LDS accesses complete in order, scalar loads (``scalar_latency``) only all together.
+- ``s_barrier`` opens ``barrier`` cycles after the last wave has issued it.
+
+It ignores: caches and their misses (all memory has one latency, and no bandwidth but that of the address path), the
+write path behind it and its back pressure, DRAM, clock and power, instruction fetch and branch penalties, dependency
+stalls other than those of MFMA and of waits, register banks, dual issue, limits of the queues (LDS, vector memory,
+counters at their maximum), LDS cycles of loads that go straight to LDS, the arbitration between waves (first come,
+first served), contention of atomics, other compute units, and start and end of workgroups. Workgroups that share the
+compute unit are copies of one. Store schemes are better ranked by the requests of ``Counters`` than by these cycles.
 """
 
 from __future__ import annotations
 
+import functools
+import heapq
 import math
-import re
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from cdna_emu.counters import SIMDS_PER_CU, Counters, Line
+import numpy as np
 
-_WAITS = re.compile(r"\b(vmcnt|lgkmcnt)\(")
-_DEFAULT_ISSUE = MappingProxyType(
-    {
-        "valu": 4.0,  # 64 lanes on 16
-        "mfma": 4.0,
-        "salu": 4.0,
-        "branch": 16.0,
-        "smem": 4.0,
-        "vmem_load": 4.0,
-        "vmem_store": 4.0,
-        "vmem_atomic": 4.0,
-        "lds_read": 4.0,
-        "lds_write": 4.0,
-        "lds_atomic": 4.0,
-        "lds_lanes": 4.0,
-        "wait": 4.0,
-        "barrier": 16.0,
-        "other": 4.0,
-    }
-)
+from cdna_emu.counters import CLASSES, SIMDS_PER_CU, busy_cycles, class_of
+from cdna_emu.decode import Instruction
+from cdna_emu.trace import Trace
+
+_TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_")
+_VGPR0, _NO_OPERAND = 256, 0xFFFF
+STALLS = ("valu busy", "mfma queue", "mfma result", "vm wait", "lgkm wait", "barrier wait")
+"""Why a wave does not issue: another wave of its SIMD, matrix unit busy, result not there, s_waitcnt, s_barrier."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +57,22 @@ class Parameters:
 
     Attributes:
         compute_units: of the device. clock_ghz: turns cycles into time.
-        issue: cycles for which a wave is occupied by issuing one instruction of a class (``counters.CLASSES``).
-        memory_latency, scalar_latency, lds_latency: from issue to the result that an ``s_waitcnt`` waits for.
-        memory_bytes_per_cycle: of one compute unit, in lines of 128 bytes that its accesses touch.
-        address_cycles: cycles that the vector memory unit of a compute unit takes per 64-byte line.
+        issue: cycles of one instruction of a wave (64 lanes on 16). transcendental: of v_exp, v_rcp and their like.
+        memory_latency, store_latency, scalar_latency, lds_latency: from the end of the access's turn to its completion.
+        mfma_latency: cycles from the end of the passes until another instruction can read the result.
+        barrier: cycles from the last arrival to the next instruction.
     """
 
     compute_units: int = 304
     clock_ghz: float = 2.1
-    issue: MappingProxyType[str, float] = field(default_factory=lambda: _DEFAULT_ISSUE)
-    memory_latency: float = 700.0
-    scalar_latency: float = 200.0
-    lds_latency: float = 64.0
-    memory_bytes_per_cycle: float = 16.0
-    address_cycles: float = 1.0
+    issue: int = 4
+    transcendental: int = 16
+    memory_latency: int = 650
+    store_latency: int = 650
+    scalar_latency: int = 200
+    lds_latency: int = 64
+    mfma_latency: int = 4
+    barrier: int = 16
 
 
 MI300X = Parameters()
@@ -73,105 +81,269 @@ DEFAULTS = MappingProxyType({"gfx942": MI300X, "gfx950": MI355X})
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What the model gives for one launch.
+class Simulation:
+    """What the model gives for the workgroups of one compute unit.
 
     Attributes:
-        cycles: of the whole launch. microseconds: the same at ``Parameters.clock_ghz``.
-        batches: how many times every compute unit is filled. waves_per_cu: resident at once.
-        bound: what takes longest: "wave" (issue and latency of one wave, which more waves would hide) or a unit.
-        wave: cycles of the mean wave, by class, and "memory latency", "scalar latency", "lds latency" for waits.
-        units: busy cycles of one compute unit per batch: "valu", "mfma" (the busiest SIMD), "lds", "vmem", "memory".
+        cycles: until the last wave has ended. groups: workgroups that ran side by side.
+        wave: cycles of the mean wave: issue by class (``CLASSES``), and ``STALLS``; they add up to its time.
+        units: busy cycles of the compute unit: "valu" and "mfma" (the busiest SIMD), "lds", "vmem".
     """
 
     cycles: float
-    microseconds: float
-    batches: int
-    waves_per_cu: int
-    bound: str
-    wave: dict[str, float]
-    units: dict[str, float]
+    groups: int
+    wave: Mapping[str, float]
+    units: Mapping[str, float]
 
-    def __str__(self) -> str:
-        shares = sorted(self.wave.items(), key=lambda item: -item[1])
-        rows = [f"  {name:<16}{cycles:>12.0f}" for name, cycles in shares if cycles >= 0.5]
-        units = [f"  {name:<16}{cycles:>12.0f}" for name, cycles in self.units.items()]
-        return "\n".join(
-            [
-                f"model, no measurement: {self.cycles:.0f} cycles, {self.microseconds:.1f} us; bound by {self.bound}",
-                f"cycles of the mean wave ({self.batches} batches of {self.waves_per_cu} waves per compute unit):",
-                *rows,
-                "busy cycles of a compute unit per batch:",
-                *units,
-            ]
+    def __sub__(self, other: Simulation) -> Simulation:
+        """What a launch took beyond another: of one more chunk, the cost of a steady chunk."""
+        return replace(
+            self,
+            cycles=self.cycles - other.cycles,
+            wave={name: value - other.wave[name] for name, value in self.wave.items()},
+            units={name: value - other.units[name] for name, value in self.units.items()},
         )
 
+    def launch_cycles(self, workgroups: int, compute_units: int) -> float:
+        """Cycles of a launch of so many equal workgroups, in batches that do not overlap."""
+        return math.ceil(workgroups / (self.groups * compute_units)) * self.cycles
 
-def estimate(counters: Counters, parameters: Parameters | None = None) -> Estimate:
-    """Cycles of a launch by the model; ``parameters`` default to those of the counters' architecture."""
-    resources = counters.resources
-    p = parameters or DEFAULTS[resources.arch]
-    waves = max(1, counters.waves)
-    wave = wave_cycles(counters.lines, waves, p)
-    # A small grid does not fill the device: it is spread over all compute units first.
-    resident = max(1, min(resources.groups_per_cu, math.ceil(counters.groups / p.compute_units)))
-    batches = math.ceil(counters.groups / (resident * p.compute_units))
-    waves_per_cu = resident * resources.waves
-    per_simd = math.ceil(waves_per_cu / SIMDS_PER_CU)
-    units = {
-        "valu": per_simd * wave["valu"],
-        "mfma": per_simd * counters.mfma_cycles / waves,
-        "lds": waves_per_cu * counters.lds_cycles / waves,
-        "vmem": waves_per_cu * p.address_cycles * counters.lines64 / waves,
-        "memory": waves_per_cu * 128 * counters.lines128 / waves / p.memory_bytes_per_cycle,
-    }
-    own = sum(wave.values())
-    bound, busiest = max(units.items(), key=lambda item: item[1])
-    if own >= busiest:
-        bound, busiest = "wave", own
-    cycles = batches * busiest
-    return Estimate(
-        cycles=cycles,
-        microseconds=cycles / p.clock_ghz / 1000,
-        batches=batches,
-        waves_per_cu=waves_per_cu,
-        bound=bound,
-        wave=wave,
-        units=units,
-    )
+    def __str__(self) -> str:
+        def rows(values: Mapping[str, float]) -> list[str]:
+            found = sorted(values.items(), key=lambda item: -item[1])
+            return [f"  {name:<16}{value:>12.0f}" for name, value in found if value >= 0.5]
+
+        head = f"model, no measurement: {self.cycles:.0f} cycles, {self.groups} workgroups on a compute unit"
+        return "\n".join(
+            [head, "cycles of the mean wave:", *rows(self.wave), "busy cycles of the units:", *rows(self.units)]
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {"cycles": self.cycles, "groups": self.groups, "wave": dict(self.wave), "units": dict(self.units)}
 
 
-def wave_cycles(lines: list[Line], waves: int, p: Parameters) -> dict[str, float]:
-    """Cycles of the mean wave by class, and latencies that its waits do not hide.
+# What an instruction does to the simulation.
+_PLAIN, _VALU, _MFMA, _LDS, _LOAD, _STORE, _SMEM, _WAIT, _BARRIER = range(9)
+_ACTIONS = {
+    "valu": _VALU,
+    "mfma": _MFMA,
+    "smem": _SMEM,
+    "vmem_load": _LOAD,
+    "vmem_store": _STORE,
+    "vmem_atomic": _LOAD,
+    "lds_read": _LDS,
+    "lds_write": _LDS,
+    "lds_atomic": _LDS,
+    "lds_lanes": _LDS,
+    "wait": _WAIT,
+    "barrier": _BARRIER,
+}
+_NO_WAIT = (63, 15)
 
-    Instructions are taken in the order of their addresses, each as often as a wave executed it on average.
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The part of an instruction that is the same at every execution; ``registers`` in operand codes."""
+
+    action: int
+    kind: int  # index in CLASSES
+    issue: int
+    busy: int  # MFMA
+    registers: tuple[int, ...]  # vector registers that it reads or writes
+    results: tuple[int, ...]  # of an MFMA
+    accumulator: int  # first register of src C of an MFMA, else -1
+    vm: int
+    lgkm: int
+
+
+def _vector(code: int, count: int) -> range:
+    return range(code, code + count) if _VGPR0 <= code < _NO_OPERAND else range(0)
+
+
+def _step(instruction: Instruction, arch: str, p: Parameters) -> _Step:
+    record, name = instruction.record, instruction.mnemonic
+    kind = class_of(name)
+    action = _ACTIONS.get(kind, _PLAIN)
+    issue = p.issue
+    if kind == "valu" and name.startswith(_TRANSCENDENTAL):
+        issue = p.transcendental
+    elif name == "s_nop":
+        issue = p.issue * (1 + (record.offset & 15))
+    operands = [record.dst, record.sdst, *record.src]
+    results: tuple[int, ...] = ()
+    accumulator, busy = -1, 0
+    if action == _MFMA:
+        busy = busy_cycles(instruction, arch)
+        results = tuple(_vector(record.dst.code, record.dst.registers))
+        if _vector(record.src[2].code, 1) and record.src[2].registers == record.dst.registers:
+            accumulator = record.src[2].code
+            operands = [o for o in operands if o.code != accumulator]
+    registers = {r for o in operands for r in _vector(o.code, o.registers)}
+    vm, lgkm = _NO_WAIT
+    if name == "s_waitcnt":
+        immediate = record.offset & 0xFFFF
+        vm, lgkm = immediate & 15 | (immediate >> 14 & 3) << 4, immediate >> 8 & 15
+    return _Step(action, CLASSES.index(kind), issue, busy, tuple(registers), results, accumulator, vm, lgkm)
+
+
+class _Wave:
+    """One wave while it runs: where its time went, and what is still under way for it."""
+
+    __slots__ = ("at", "barrier", "busy", "costs", "group", "last", "lds", "ready", "scalar", "simd", "steps", "vm")
+
+    def __init__(self, steps: Sequence[_Step], costs: Sequence[int], group: int, simd: int) -> None:
+        self.steps, self.costs, self.group, self.simd = steps, costs, group, simd
+        self.at = 0  # next step
+        self.barrier = -1  # when it came to the barrier where it waits, -1: it does not wait
+        self.busy = [0] * (len(CLASSES) + len(STALLS))
+        self.ready: dict[int, tuple[int, int]] = {}  # register: end of the passes, result readable
+        self.last = 0  # the latest of them
+        self.vm: deque[int] = deque()  # completions, in order
+        self.lds: deque[int] = deque()
+        self.scalar = 0
+
+
+_STALL0 = len(CLASSES)
+_VALU_BUSY, _MFMA_QUEUE, _MFMA_RESULT, _VM_WAIT, _LGKM_WAIT, _BARRIER_WAIT = range(_STALL0, _STALL0 + len(STALLS))
+
+
+def _streams(trace: Trace, p: Parameters) -> list[tuple[list[_Step], list[int]]]:
+    """Per wave its steps, and the cycles that each takes of the LDS or of the address path."""
+    arch = trace.resources.arch
+    events = trace.events
+    step = functools.cache(lambda index: _step(trace.instructions[index], arch, p))
+    path = np.zeros(1 + len(trace.accesses), np.int64)
+    if len(trace.accesses):
+        lanes = np.bitwise_count(trace.accesses["mask"]).astype(np.int64)
+        path[1:] = np.maximum(
+            np.maximum(4, trace.lines(64)), -(-lanes * trace.accesses["bytes"].astype(np.int64) // 64)
+        )
+    costs = np.where(events["access"] > 0, path[events["access"]], events["lds_cycles"].astype(np.int64))
+    streams = []
+    for wave in range(trace.waves):
+        own = events["wave"] == wave
+        streams.append(([step(index) for index in events["insn"][own].tolist()], costs[own].tolist()))
+    return streams
+
+
+def simulate(trace: Trace, parameters: Parameters | None = None, *, groups: int = 1) -> Simulation:
+    """Cycles of ``groups`` copies of a traced workgroup that share a compute unit and start together.
+
+    ``parameters`` default to those of the trace's architecture. ValueError: ``groups`` is not positive. Takes a second
+    for some 300,000 instructions.
     """
-    cycles: dict[str, float] = dict.fromkeys(p.issue, 0.0)
-    exposed = {"memory latency": 0.0, "scalar latency": 0.0, "lds latency": 0.0}
-    # Cycles issued since the last request of each kind that nothing has waited for yet.
-    since: dict[str, float] = {}
-    latency = {"memory latency": p.memory_latency, "scalar latency": p.scalar_latency, "lds latency": p.lds_latency}
-    for line in lines:
-        executed = line.executed / waves
-        if not executed:
-            continue
-        cost = p.issue[line.kind]
-        cycles[line.kind] += executed * cost
-        since = {name: value + cost for name, value in since.items()}
-        if line.kind in {"vmem_load", "vmem_atomic"}:
-            since["memory latency"] = 0.0
-        elif line.kind == "smem":
-            since["scalar latency"] = 0.0
-        elif line.kind.startswith("lds"):
-            since["lds latency"] = 0.0
-        elif line.kind == "wait":
-            counted = set(_WAITS.findall(line.text))
-            for name in waited(counted, since):
-                exposed[name] += executed * max(0.0, latency[name] - since.pop(name))
-    return {**cycles, **exposed}
+    if groups < 1:
+        raise ValueError(f"groups: got {groups}, expected a positive number")
+    p = parameters or DEFAULTS[trace.resources.arch]
+    streams = _streams(trace, p)
+    waves = [
+        _Wave(steps, costs, group, (group * len(streams) + index) % SIMDS_PER_CU)
+        for group in range(groups)
+        for index, (steps, costs) in enumerate(streams)
+    ]
+    valu, matrix = [0] * SIMDS_PER_CU, [0] * SIMDS_PER_CU
+    units = {"lds": 0, "vmem": 0}
+    lds = vmem = end = 0
+    valu_busy, matrix_busy = [0] * SIMDS_PER_CU, [0] * SIMDS_PER_CU
+    # The wave that can issue first is served first: units are taken in the order of time.
+    queue = [(0, number) for number in range(len(waves))]
+    while queue:
+        now, number = heapq.heappop(queue)
+        wave = waves[number]
+        horizon = queue[0][0] if queue else 1 << 62
+        steps, costs, busy, at = wave.steps, wave.costs, wave.busy, wave.at
+        while at < len(steps) and now <= horizon:
+            step = steps[at]
+            action = step.action
+            if now < wave.last and action not in (_PLAIN, _WAIT, _BARRIER):
+                ready = max((wave.ready[r][1] for r in step.registers if r in wave.ready), default=0)
+                if step.accumulator >= 0 and step.accumulator in wave.ready:
+                    ready = max(ready, wave.ready[step.accumulator][0])
+                if ready > now:
+                    busy[_MFMA_RESULT] += ready - now
+                    now = ready
+                    continue
+            if action in (_VALU, _MFMA):
+                free = valu[wave.simd]
+                if free > now:
+                    busy[_VALU_BUSY] += free - now
+                    now = free
+                    continue
+                if action == _MFMA:
+                    free = matrix[wave.simd]
+                    if free > now:
+                        busy[_MFMA_QUEUE] += free - now
+                        now = free
+                        continue
+                    done = now + step.busy
+                    matrix[wave.simd] = done
+                    matrix_busy[wave.simd] += step.busy
+                    wave.last = max(wave.last, done + p.mfma_latency)
+                    for register in step.results:
+                        wave.ready[register] = (done, done + p.mfma_latency)
+                valu[wave.simd] = now + step.issue
+                valu_busy[wave.simd] += step.issue
+            elif action == _LDS:
+                lds = max(lds, now + step.issue) + costs[at]
+                units["lds"] += costs[at]
+                wave.lds.append(lds + p.lds_latency)
+            elif action in (_LOAD, _STORE):
+                vmem = max(vmem, now + step.issue) + costs[at]
+                units["vmem"] += costs[at]
+                done = vmem + (p.memory_latency if action == _LOAD else p.store_latency)
+                wave.vm.append(max(done, wave.vm[-1]) if wave.vm else done)
+            elif action == _SMEM:
+                wave.scalar = max(wave.scalar, now + step.issue + p.scalar_latency)
+            elif action == _WAIT:
+                now = _wait(wave, step, now + step.issue)
+                busy[step.kind] += step.issue
+                at += 1
+                continue
+            busy[step.kind] += step.issue
+            now += step.issue
+            at += 1
+            if action == _BARRIER:
+                wave.barrier = now
+                break
+        wave.at = at
+        if wave.barrier >= 0 or at == len(steps):
+            end = max(end, now)
+            _open(waves, wave.group, now, p, queue)
+        else:
+            heapq.heappush(queue, (now, number))
+    mean = {name: sum(wave.busy[k] for wave in waves) / len(waves) for k, name in enumerate((*CLASSES, *STALLS))}
+    return Simulation(end, groups, mean, {"valu": max(valu_busy), "mfma": max(matrix_busy), **units})
 
 
-def waited(counters: set[str], since: dict[str, float]) -> list[str]:
-    """The pending latencies that an s_waitcnt with these counters waits for."""
-    names = {"memory latency": "vmcnt", "scalar latency": "lgkmcnt", "lds latency": "lgkmcnt"}
-    return [name for name in since if names[name] in counters]
+def _wait(wave: _Wave, step: _Step, now: int) -> int:
+    """Time after an s_waitcnt that could end now."""
+    if step.vm < _NO_WAIT[0]:
+        while len(wave.vm) > step.vm:
+            done = wave.vm.popleft()
+            if done > now:
+                wave.busy[_VM_WAIT] += done - now
+                now = done
+    if step.lgkm < _NO_WAIT[1]:
+        done = 0
+        while len(wave.lds) > step.lgkm:
+            done = wave.lds.popleft()
+        if step.lgkm == 0:
+            done = max(done, wave.scalar)
+        if done > now:
+            wave.busy[_LGKM_WAIT] += done - now
+            now = done
+    return now
+
+
+def _open(waves: Sequence[_Wave], group: int, now: int, p: Parameters, queue: list[tuple[int, int]]) -> None:
+    """Let the waves of a workgroup go on if all that have not ended are at a barrier; one has come there, or ended."""
+    waiting = [(k, wave) for k, wave in enumerate(waves) if wave.group == group and wave.barrier >= 0]
+    running = [w for w in waves if w.group == group and w.barrier < 0 and w.at < len(w.steps)]
+    if running or not waiting:
+        return
+    opens = max(now, *(wave.barrier for _, wave in waiting)) + p.barrier
+    for number, wave in waiting:
+        wave.busy[_BARRIER_WAIT] += opens - wave.barrier
+        wave.barrier = -1
+        heapq.heappush(queue, (opens, number))

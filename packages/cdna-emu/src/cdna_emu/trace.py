@@ -60,7 +60,8 @@ class Trace:
         # Lanes that are off repeat a line of a lane that is on.
         some = both[np.arange(len(both)), on.argmax(axis=1)]
         both = np.sort(np.where(on, both, some[:, None]), axis=1)
-        return 1 + (both[:, 1:] != both[:, :-1]).sum(axis=1)
+        changes: npt.NDArray[np.int64] = (both[:, 1:] != both[:, :-1]).sum(axis=1, dtype=np.int64)
+        return 1 + changes
 
     def unique_bytes(self, which: npt.NDArray[np.intp]) -> int:
         """Bytes of memory that the accesses ``which`` (indices into ``accesses``) touch, each counted once."""
@@ -77,7 +78,7 @@ class Trace:
         return int(np.maximum(spans[:, 1], before).sum() - np.maximum(spans[:, 0], before).sum())
 
 
-def trace(
+def trace_group(
     code: Any,
     *,
     grid: int | Sequence[int],

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-from .decode import Instruction, decode_text
+from .decode import Instruction, decode_text, records
 
 EM_AMDGPU = 224
 NT_AMDGPU_METADATA = 32
@@ -210,6 +212,11 @@ class Kernel:
     def instructions(self) -> list[Instruction]:
         """Decoded at the first use."""
         return decode_text(self.code, arch=self.arch, base=self.address)
+
+    @functools.cached_property
+    def records(self) -> npt.NDArray[np.void]:
+        """The instructions as the core reads them; made once, for launches of the same kernel to begin at once."""
+        return records(self.instructions)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cdna_emu import native
 from cdna_emu.assembler import assemble
 from cdna_emu.codeobject import CodeObject, Kernel
 from cdna_emu.counters import LDS_BYTES, Counters, Resources, resources
-from cdna_emu.decode import Instruction, records
+from cdna_emu.decode import Instruction
 from cdna_emu.errors import EmulationError
 from cdna_emu.kernarg import Packed, hidden_arguments, pack
 from cdna_emu.native import ARCHS, LANES, Count, NativeFinding
@@ -217,7 +217,7 @@ def prepare(
         packed.spans.append((address, size, writable, len(packed.alive) + number))
     setup, memory = initial_registers(program, groups, items, lds, packed)
     instructions = program.instructions
-    table = records(instructions)
+    table = program.records
     known = native.ranges_of(packed.spans)
     waves = -(-math.prod(items) // LANES)
     shared = native.Launch(

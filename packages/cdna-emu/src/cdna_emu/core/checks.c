@@ -339,8 +339,6 @@ void after_insn(Group *g, Wave *w, const Insn *i)
     c->vm.issued += vm;
     c->lds.issued += lds;
     c->smem.issued += counted && smem;
-    if (vm && (i->flags & F_TO_LDS))
-        copies_issued(g, w);
     uint16_t code = i->dst.code;
     if (op->unit == LDS_UNIT && code == NO_OPERAND) {
         c->lds_write_ticket = c->lds.issued;

@@ -55,7 +55,6 @@ struct WaveChecks {
     uint64_t pending_lanes[VGPRS];
     uint32_t smem_ticket[SGPRS], smem_producer[SGPRS];
     uint32_t lds_write_ticket, lds_write_insn;
-    uint64_t same_lanes;           /* of the ds_write that runs: lanes that write what is there already */
     uint32_t copy_head, copy_tail; /* copies to LDS under way: index + 1 in LdsChecks.copies */
     uint32_t valu_clock[VGPRS], valu_insn[VGPRS];
     uint32_t exec_clock, exec_insn;
@@ -78,7 +77,6 @@ struct LdsChecks *lds_checks_new(uint32_t lds_bytes);
 void lds_checks_free(struct LdsChecks *c);
 void lds_checks_start(struct LdsChecks *c); /* a workgroup begins */
 void lds_checks_barrier(struct LdsChecks *c);
-void copies_issued(Group *g, Wave *w);       /* a copy to LDS got its ticket */
 void copies_complete(Group *g, Wave *w);     /* vm.done has moved */
 
 #endif

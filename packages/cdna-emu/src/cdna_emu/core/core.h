@@ -189,8 +189,12 @@ void before_insn(Group *g, Wave *w, const Insn *i);  /* uninitialised or pending
 void after_insn(Group *g, Wave *w, const Insn *i);   /* marks destinations initialised or pending */
 /* Global or scalar access of a lane: true if [address, address + bytes) lies in a known range (writable for stores). */
 bool global_ok(Group *g, const Wave *w, const Insn *i, uint32_t lane, uint64_t address, uint32_t bytes, bool store);
-/* LDS access of a lane: bounds, races between waves, uninitialised reads. True if inside the workgroup's LDS. */
-bool lds_ok(Group *g, Wave *w, const Insn *i, uint32_t lane, uint32_t address, uint32_t bytes, bool store);
+/* What a store to LDS writes: registers, and how far to shift them right. */
+typedef struct { const uint32_t (*rows)[LANES]; uint32_t shift; } LdsData;
+/* LDS request of a wave before it happens: bounds, races between waves, uninitialised reads. Lanes of the mask that are inside the
+   workgroup's LDS. `data` of stores only: NULL if what they write is not known. */
+uint64_t lds_request(Group *g, Wave *w, const Insn *i, const uint32_t at[LANES], uint64_t mask, uint32_t bytes, bool store,
+                     const LdsData *data);
 /* Requests of a whole wave, for the counters. address[l] counts where mask has the lane. */
 void count_global(Group *g, const Insn *i, const uint64_t address[LANES], uint64_t mask, uint32_t bytes);
 void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t mask, uint32_t bytes);

@@ -105,6 +105,51 @@ void count_global(Group *g, const Insn *i, const uint64_t address[LANES], uint64
     n->lines128 += lines128;
 }
 
+/* Lanes side by side, or each dword (`dwords` is 1) in a bank of its own: one cycle. False: it may be more. */
+static bool conflict_free(const uint32_t *address, uint64_t part, uint32_t lanes, uint32_t bytes, uint32_t shift, uint32_t banks,
+                          uint32_t dwords)
+{
+    uint32_t gaps = 0;
+    for (uint32_t l = 0; l < lanes; l++)
+        gaps |= address[l] ^ (address[0] + l * bytes);
+    if (!gaps)
+        return true;
+    if (dwords != 1)
+        return false;
+    uint64_t seen = 0, again = 0;
+    for (; part; part &= part - 1) {
+        uint64_t bank = 1ull << (address[__builtin_ctzll(part)] >> shift & (banks - 1));
+        again |= seen & bank;
+        seen |= bank;
+    }
+    return !again;
+}
+
+/* Dwords that the busiest bank serves; lanes that read the same one count once. */
+static uint32_t worst_bank(const uint32_t *address, uint64_t part, uint32_t shift, uint32_t banks, uint32_t dwords)
+{
+    /* Per bank a list of the dwords that it has served. */
+    uint32_t word[64], load[64] = {0}, used = 0, worst = 0;
+    uint8_t next[64], head[64];
+    memset(head, 0xff, sizeof head);
+    for (; part; part &= part - 1) {
+        uint32_t at = address[__builtin_ctzll(part)] >> shift;
+        for (uint32_t d = 0; d < dwords; d++) {
+            uint32_t bank = (at + d) & (banks - 1), k = head[bank];
+            while (k != 0xff && word[k] != at + d)
+                k = next[k];
+            if (k != 0xff)
+                continue;
+            word[used] = at + d;
+            next[used] = head[bank];
+            head[bank] = (uint8_t)used++;
+            if (++load[bank] > worst)
+                worst = load[bank];
+        }
+    }
+    return worst;
+}
+
 /* A cycle serves every bank once, one dword each, and lanes that read the same dword together. Lanes are taken in order, as
    many as fill the banks: 64 of 4 bytes, 32 of 8, 16 of 16 on gfx950 with its 64 banks, half of that on gfx942 with 32. The
    minimum is one cycle for each such group that has an active lane. */
@@ -130,27 +175,8 @@ void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t 
         uint64_t part = mask >> first & (lanes == 64 ? ~0ull : (1ull << lanes) - 1);
         if (!part)
             continue;
-        /* Per bank a list of the dwords that it has served. */
-        uint32_t word[64], load[64] = {0}, used = 0, worst = 0;
-        uint8_t next[64], head[64];
-        for (uint32_t b = 0; b < banks; b++)
-            head[b] = 0xff;
-        for (; part; part &= part - 1) {
-            uint32_t at = address[first + (uint32_t)__builtin_ctzll(part)] >> shift;
-            for (uint32_t d = 0; d < dwords; d++) {
-                uint32_t bank = (at + d) % banks, k = head[bank];
-                while (k != 0xff && word[k] != at + d)
-                    k = next[k];
-                if (k != 0xff)
-                    continue;
-                word[used] = at + d;
-                next[used] = head[bank];
-                head[bank] = (uint8_t)used++;
-                if (++load[bank] > worst)
-                    worst = load[bank];
-            }
-        }
-        n->lds_cycles += worst;
+        n->lds_cycles += conflict_free(address + first, part, lanes, bytes, shift, banks, dwords)
+                             ? 1 : worst_bank(address + first, part, shift, banks, dwords);
         n->lds_cycles_min++;
     }
 }

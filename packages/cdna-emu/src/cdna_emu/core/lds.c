@@ -107,37 +107,26 @@ static void addresses(Wave *w, const Insn *i, uint32_t offset, uint32_t out[LANE
 }
 
 /* Lanes that may access `bytes` at their addresses; the request is counted. */
-static uint64_t permitted(Group *g, Wave *w, const Insn *i, const uint32_t at[LANES], uint64_t mask, uint32_t bytes, bool store,
-                          uint32_t align)
+static uint64_t permitted(Group *g, Wave *w, const Insn *i, const uint32_t at[LANES], uint32_t bytes, bool store,
+                          uint32_t align, const LdsData *data)
 {
-    uint64_t good = mask;
+    uint64_t mask = exec_mask(w);
     count_lds(g, i, at, mask, bytes);
-    if (!g->lds_checks && align <= 1) { /* no lane needs a look of its own if all are inside */
-        uint32_t outside = 0, limit = g->launch->lds_bytes;
-        if (limit >= bytes)
-            for (uint32_t l = 0; l < LANES; l++)
-                outside |= at[l] > limit - bytes;
-        if (limit >= bytes && !outside)
-            return good;
-    }
-    for (uint32_t l = 0; l < LANES; l++) {
-        uint64_t bit = (uint64_t)1 << l;
-        if (!(mask & bit))
-            continue;
-        if (align > 1 && at[l] % align) {
+    for (uint64_t rest = align > 1 ? mask : 0; rest; rest &= rest - 1) {
+        uint32_t l = (uint32_t)__builtin_ctzll(rest);
+        if (at[l] % align) {
             report(g, w, i, FIND_MISALIGNED, l, at[l], align);
-            good &= ~bit;
-        } else if (!lds_ok(g, w, i, l, at[l], bytes, store))
-            good &= ~bit;
+            mask &= ~(1ull << l);
+        }
     }
-    return good;
+    return lds_request(g, w, i, at, mask, bytes, store, data);
 }
 
 /* To the destination from its register `first` on. */
 static void read_lds(Group *g, Wave *w, const Insn *i, Access a, const uint32_t at[LANES], int first)
 {
     uint64_t mask = exec_mask(w);
-    uint64_t good = permitted(g, w, i, at, mask, a.bytes, false, 1);
+    uint64_t good = permitted(g, w, i, at, a.bytes, false, 1, NULL);
     if (a.bytes >= 4) {
         for (uint32_t r = 0; r < a.bytes / 4u; r++) {
             uint32_t *row = row_of(w, i->dst, first + (int)r);
@@ -173,30 +162,12 @@ static void read_lds(Group *g, Wave *w, const Insn *i, Access a, const uint32_t 
     }
 }
 
-/* Lanes that would write what is there already. */
-static uint64_t same_lanes(const Group *g, Wave *w, const Insn *i, Access a, const uint32_t at[LANES], int data)
-{
-    uint32_t bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
-    uint64_t same = exec_mask(w);
-    for (uint32_t l = 0; l < LANES; l++) {
-        bool equal = at[l] <= g->launch->lds_bytes && a.bytes <= g->launch->lds_bytes - at[l];
-        for (uint32_t r = 0; equal && r < (a.bytes + 3u) / 4; r++) {
-            uint32_t value = row_of(w, i->src[data], (int)r)[l] >> shift;
-            equal = !memcmp(g->lds + at[l] + 4 * r, &value, bytes);
-        }
-        if (!equal)
-            same &= ~((uint64_t)1 << l);
-    }
-    return same;
-}
-
 static void write_lds(Group *g, Wave *w, const Insn *i, Access a, uint32_t offset, int data)
 {
     uint32_t at[LANES], bytes = a.bytes < 4 ? a.bytes : 4, shift = a.place == HIGH ? 16 : 0;
     addresses(w, i, offset, at);
-    if (w->checks)
-        w->checks->same_lanes = same_lanes(g, w, i, a, at, data);
-    uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, true, 1);
+    LdsData stored = {(const uint32_t (*)[LANES])row_of(w, i->src[data], 0), shift};
+    uint64_t good = permitted(g, w, i, at, a.bytes, true, 1, &stored);
     for (uint32_t r = 0; r < (a.bytes + 3u) / 4; r++) { /* lanes of one address: the highest wins, register by register */
         const uint32_t *row = row_of(w, i->src[data], (int)r);
         if (good == UINT64_MAX && bytes == 4) {
@@ -229,7 +200,7 @@ static void atomic(Group *g, Wave *w, const Insn *i, Access a, uint32_t offset, 
 {
     uint32_t at[LANES];
     addresses(w, i, offset, at);
-    uint64_t good = permitted(g, w, i, at, exec_mask(w), a.bytes, true, a.bytes);
+    uint64_t good = permitted(g, w, i, at, a.bytes, true, a.bytes, NULL);
     enum Rmw rmw = a.place;
     bool compares = rmw == RMW_CMPSWAP || rmw == RMW_FCMPSWAP, two = compares || rmw == RMW_MSKOR || rmw == RMW_WRAP;
     for (uint32_t l = 0; l < LANES; l++) {
@@ -289,7 +260,7 @@ static bool read_transposed(Group *g, Wave *w, const Insn *i, Access a)
         return false;
     uint32_t at[LANES], data[LANES][3] = {{0}};
     addresses(w, i, i->offset & 0xffff, at);
-    uint64_t good = permitted(g, w, i, at, UINT64_MAX, a.bytes, false, a.bytes == 12 ? 16 : 8);
+    uint64_t good = permitted(g, w, i, at, a.bytes, false, a.bytes == 12 ? 16 : 8, NULL);
     for (uint32_t l = 0; l < LANES; l++)
         if (good >> l & 1)
             memcpy(data[l], g->lds + at[l], a.bytes);

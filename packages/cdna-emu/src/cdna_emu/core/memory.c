@@ -285,8 +285,9 @@ static void load_to_lds(Group *g, Wave *w, const Insn *i, Access a, const Reques
     for (uint32_t l = 0; l < LANES; l++)
         at[l] = w->sgpr[M0] + (uint32_t)i->offset + l * size;
     count_lds(g, i, at, q->mask, size);
+    uint64_t inside = lds_request(g, w, i, at, q->mask, size, true, NULL);
     for (uint32_t l = 0; l < LANES; l++) {
-        if (!on(q->mask, l) || !lds_ok(g, w, i, l, at[l], size, true))
+        if (!on(inside, l))
             continue;
         for (uint32_t r = 0; r < size / 4; r++) {
             uint32_t reach = q->reach[l] > 4 * r ? q->reach[l] - 4 * r : 0;

@@ -43,7 +43,7 @@ def _emulator(arch: str) -> Launcher:
 def _hip(arch: str, device: torch.device) -> Launcher:
     from ..hip import HipLauncher
 
-    return HipLauncher(arch, device)
+    return HipLauncher(device, arch=arch)
 
 
 EMULATE = CodeObjectStages(lambda spec, device: _emulator(spec.arch))

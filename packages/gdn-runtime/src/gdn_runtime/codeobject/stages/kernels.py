@@ -24,7 +24,7 @@ class Kernels:
     """Kernels of one backend. Thread safe."""
 
     def __init__(self, launcher_for: LauncherFor) -> None:
-        self._launcher_for = launcher_for
+        self.launcher_for = launcher_for
         # By identity of the spec: its hash takes 2 us. The spec is kept beside its kernel, so that no other has its id.
         self._known: dict[tuple[int, int | None], tuple[KernelSpec, LoadedKernel]] = {}
 
@@ -35,7 +35,7 @@ class Kernels:
         found = self._known.get(key)
         if found is not None:
             return found[1]
-        kernel = self._launcher_for(spec, device).kernel(spec)
+        kernel = self.launcher_for(spec, device).kernel(spec)
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[key] = spec, kernel

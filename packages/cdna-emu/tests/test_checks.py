@@ -236,6 +236,19 @@ def test_uninitialised_vector_register():
     assert findings("v_mov_b32_e32 v7, 1\nv_add_u32_e32 v3, v7, v0\ns_endpgm").ok
 
 
+def test_pair_registers_that_op_sel_leaves_out_are_not_read():
+    one = "v_mov_b32_e32 v2, 1.0\nv_mov_b32_e32 v4, 1.0\nv_mov_b32_e32 v5, 1.0\n"
+    for op in ("v_pk_mul_f32", "v_pk_add_f32"):
+        assert findings(one + f"{op} v[6:7], v[2:3], v[4:5] op_sel_hi:[0,1]\ns_endpgm").ok
+        for select in ("", " op_sel:[1,0] op_sel_hi:[0,1]", " op_sel:[1,0]"):
+            report = findings(one + f"{op} v[6:7], v[2:3], v[4:5]{select}\ns_endpgm")
+            assert [(f.kind, f.register) for f in report] == [("uninit-vgpr", "v3")]
+    assert findings(one + "s_mov_b32 s8, 0\nv_pk_mul_f32 v[6:7], v[4:5], s[8:9] op_sel_hi:[1,0]\ns_endpgm").ok
+    body = one + "v_pk_mov_b32 v[6:7], v[2:3], v[4:5] {}\ns_endpgm"
+    assert findings(body.format("op_sel:[0,1]")).ok
+    assert [f.register for f in findings(body.format("op_sel:[1,0]"))] == ["v3"]
+
+
 def test_uninitialised_lanes():
     body = "s_mov_b64 s[6:7], exec\ns_mov_b32 exec_hi, 0\nv_mov_b32_e32 v7, 1\ns_mov_b64 exec, s[6:7]\n"
     body += "v_mov_b32_e32 v3, v7\ns_endpgm"

@@ -54,6 +54,8 @@ static void fill_table(void)
             t |= MOVES;
         if (starts(n, "v_mad_u64_u32") || starts(n, "v_mad_i64_i32") || starts(n, "v_lshl_add_u64") || starts(n, "v_lshlrev_b64"))
             t |= LOW_FROM_LOW;
+        if (starts(n, "v_pk_mov_b32") || (starts(n, "v_pk_") && f32_inputs(n)))
+            t |= PICKS;
         if (starts(n, "flat_"))
             t |= IS_FLAT;
         if (starts(n, "buffer_inv") || starts(n, "buffer_wb") || starts(n, "s_dcache"))
@@ -135,12 +137,21 @@ static bool pending(const struct WaveChecks *c, uint32_t r, uint64_t lanes, bool
 
 static bool known_sgpr(uint32_t code) { return code <= 101 || code == VCC_LO || code == VCC_HI || code == M0; }
 
+/* Whether source k reads the register of its pair. v_pk_mov_b32 has one result per source. */
+static bool picked(const Insn *i, const OpInfo *op, int k, bool second)
+{
+    bool low = i->flags >> (F_OPSEL_SHIFT + k) & 1, high = i->flags >> (F_OPSEL_HI_SHIFT + k) & 1;
+    return low == second || (!starts(op->name, "v_pk_mov") && high == second);
+}
+
 static void read_sgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k)
 {
     struct WaveChecks *c = w->checks;
     const Operand *o = &i->src[k];
     for (uint32_t code = o->code; code < SGPRS && code < o->code + (uint32_t)o->count; code++) {
         uint64_t bit = 1ull << (code & 63);
+        if ((op->traits & PICKS) && o->count == 2 && !picked(i, op, k, code > o->code))
+            continue;
         if (!(w->sgpr_init[code >> 6] & bit) && known_sgpr(code)) {
             if ((op->traits & MOVES) && k == 0) {
                 c->undefined = ~0ull;
@@ -217,6 +228,8 @@ static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k
     if ((op->traits & ONE_LANE) || ((i->flags & F_DPP) && k == 0))
         lanes = source_lanes(w, i, op, k);
     for (uint32_t r = o->code - VGPR0, end = r + o->count; r < end && r < VGPRS; r++) {
+        if ((op->traits & PICKS) && o->count == 2 && !picked(i, op, k, r + 1 == end))
+            continue;
         uint64_t missing = lanes & ~w->vgpr_init[r];
         bool high = (op->traits & LOW_FROM_LOW) && o->count == 2 && r + 1 == end;
         if (__builtin_expect(missing != 0, 0) && (high || ((op->traits & MOVES) && k == 0)))

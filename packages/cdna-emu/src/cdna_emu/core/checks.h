@@ -19,7 +19,8 @@ enum {
     HAS_SCALES = 512,
     IS_SPARSE = 1024,
     MOVES = 2048,       /* between register files, as spills do: an undefined value is passed on, not reported */
-    LOW_FROM_LOW = 4096 /* 64-bit: the low half of the result does not depend on the high halves of the sources */
+    LOW_FROM_LOW = 4096, /* 64-bit: the low half of the result does not depend on the high halves of the sources */
+    PICKS = 8192        /* v_pk_*_f32, v_pk_mov_b32: op_sel and op_sel_hi pick the registers of a pair that are read */
 };
 
 typedef struct {

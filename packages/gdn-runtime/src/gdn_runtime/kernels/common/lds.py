@@ -14,16 +14,23 @@ MFMA, VMEM_LOAD, VMEM_STORE, LDS_READ, LDS_WRITE = 0x008, 0x020, 0x040, 0x100, 0
 
 
 class Region:
-    """Static LDS of ``size`` bytes, of one kernel trace."""
+    """A part of the workgroup's LDS. ``regions`` makes them."""
 
-    def __init__(self, size):
-        base = fx.SharedAllocator().allocate(size, ALIGNMENT).peek().ptr
-        self._base = fx.recast_iter(fx.Pointer[fx.Int32, fx.AddressSpace.Shared, ALIGNMENT].ir_type, base)
+    def __init__(self, base):
+        self._base = base
 
     def at(self, offset):
         """Where ``offset`` bytes (int32, a multiple of 4) into the region begin; kept in one register by accesses at
         constant distances from it."""
         return self._base + offset // fx.Int32(4)
+
+
+def regions(*sizes):
+    """One region per size in bytes (multiples of ``ALIGNMENT``), side by side. Once per kernel: FlyDSL takes one
+    allocator of static LDS."""
+    base = fx.SharedAllocator().allocate(sum(sizes), ALIGNMENT).peek().ptr
+    base = fx.recast_iter(fx.Pointer[fx.Int32, fx.AddressSpace.Shared, ALIGNMENT].ir_type, base)
+    return [Region(base + fx.Int32(sum(sizes[:i]) // 4)) for i in range(len(sizes))]
 
 
 def read(place, count, distance=0):
@@ -47,11 +54,19 @@ def barrier():
     fx.gpu.barrier()
 
 
-def sched_fence():
-    """The compiler moves no instruction across this place."""
-    rocdl.sched_barrier(0)
+def sched_fence(crossing=0):
+    """The compiler moves no instruction across this place, but for those of the class ``crossing``."""
+    rocdl.sched_barrier(crossing)
 
 
 def sched_group(kind, count, group=0):
     """Next in the schedule of this region: ``count`` instructions of ``kind``."""
     rocdl.sched_group_barrier(kind, count, group)
+
+
+def read_transposed(place, distance=0):
+    """Four bf16 of a column, two words (gfx950). Lane i of a group of 16 names 8 bytes of row i // 4, columns from
+    4 * (i % 4) on, and gets column i of these 4 x 16: its four rows in order."""
+    kind = Vec.make_type(4, fx.BFloat16)
+    loaded = rocdl.ds_read_tr16_b64(kind, fx.to_llvm_ptr(_typed(place, 2, distance))).result
+    return Vec(loaded, (4,), fx.BFloat16).bitcast(fx.Int32)

@@ -1,0 +1,215 @@
+"""Run a K5 code object on the emulator, on poisoned outputs, without the product's own dispatch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gdn_runtime import reference
+from gdn_runtime.codeobject import CodeObject
+from gdn_runtime.codeobject.emulate import EmulatorLauncher, collect_results
+from gdn_runtime.plan import ChunkPlan
+from gdn_runtime.spec import OptStateScanSpec, VkStateScanSpec
+
+from .inputs import GdnInputs, make_inputs
+from .poison import poisoned
+from .stages import plan_for, snapshots_for
+
+ScanSpec: TypeAlias = OptStateScanSpec | VkStateScanSpec
+TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ORDERS = ("forward", "reverse", "random")
+
+
+@dataclass(frozen=True)
+class ScanProblem:
+    """Arguments of K5: w, u [B, H, T, 128] and the cumulative gate [B, H, T] as K1..K4 of the reference make them.
+
+    ``g`` is in log2 units iff ``use_exp2``, None without gates; ``gk`` [B, T, H, K] natural log or None. Rows outside
+    the sequences are NaN in all of them.
+    """
+
+    inputs: GdnInputs
+    plan: ChunkPlan
+    w: Tensor
+    u: Tensor
+    g: Tensor | None
+    gk: Tensor | None
+    use_exp2: bool
+
+    @property
+    def initial_state(self) -> Tensor | None:
+        """[N, H, V, K] or None."""
+        return self.inputs.initial_state
+
+
+@dataclass
+class ScanResult:
+    """What K5 wrote; ``counters`` and ``registers`` are the emulator's (None for the reference)."""
+
+    h: Tensor
+    v_new: Tensor | None
+    final_state: Tensor | None
+    emulated: Any = None
+
+
+def scan_problem(
+    shape: Sequence[int],
+    num_heads: int = 2,
+    num_key_heads: int = 1,
+    *,
+    use_g: bool = True,
+    use_gk: bool = False,
+    use_exp2: bool = True,
+    **options: Any,
+) -> ScanProblem:
+    """A problem of ``make_inputs(shape, ...)``; the weak gate, about -0.01 a token, unless ``options`` say another."""
+    options = {"gate": "weak" if use_g else "zero", "spare_rows": 2, "state": "random", **options}
+    inputs = make_inputs(shape, num_heads, num_key_heads, **options)
+    plan = plan_for(inputs)
+    batch, tokens = inputs.k.shape[:2]
+    w, u = (poisoned(batch, num_heads, tokens, 128, dtype=inputs.k.dtype) for _ in range(2))
+    g = poisoned(batch, num_heads, tokens)
+    reference.prepare(inputs.k, inputs.v, inputs.g, inputs.beta, w=w, u=u, g_cumsum=g, plan=plan, use_exp2=use_exp2)
+    gk = None
+    if use_gk:
+        gk = poisoned(batch, tokens, num_heads, 128)
+        gen = torch.Generator().manual_seed(7)
+        gk[:, : inputs.num_tokens] = -torch.rand(gk[:, : inputs.num_tokens].shape, generator=gen)
+    return ScanProblem(inputs, plan, w, u, g if use_g else None, gk, use_exp2)
+
+
+def vk_spec(problem: ScanProblem, block_v: int, **changes: Any) -> VkStateScanSpec:
+    """The spec of vk for ``problem``, with some fields changed."""
+    return VkStateScanSpec(**{**_common(problem, block_v), "arch": "gfx950", **changes})
+
+
+def opt_spec(problem: ScanProblem, arch: str, block_v: int, **changes: Any) -> OptStateScanSpec:
+    """The spec of opt for ``problem``, with some fields changed: head-major g, fp32 snapshots and states, no pool."""
+    fields = {"g_head_major": True, "use_state_indices": False, "snapshot_dtype": "fp32"}
+    return OptStateScanSpec(**{**_common(problem, block_v), **fields, "arch": arch, **changes})
+
+
+def _common(problem: ScanProblem, block_v: int) -> dict[str, Any]:
+    state = problem.initial_state
+    return {
+        "block_v": block_v,
+        "num_heads": problem.inputs.num_heads,
+        "num_key_heads": problem.inputs.num_key_heads,
+        "is_varlen": problem.plan.is_varlen,
+        "use_g": problem.g is not None,
+        "use_gk": problem.gk is not None,
+        "use_exp2": problem.use_exp2,
+        "use_initial_state": state is not None,
+        "store_final_state": True,
+        "save_new_value": True,
+        "state_dtype": "bf16" if state is not None and state.dtype is torch.bfloat16 else "fp32",
+    }
+
+
+@functools.cache
+def scan_code(spec: ScanSpec) -> CodeObject:
+    """The code object of ``spec``, compiled once per process."""
+    # At the first use: the compiler is not there in every environment that imports these helpers.
+    from gdn_runtime.kernels.compile import compile_spec
+
+    return compile_spec(spec)
+
+
+def emulate_scan(
+    spec: ScanSpec,
+    problem: ScanProblem,
+    *,
+    order: str = "forward",
+    pool: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> ScanResult:
+    """Launch ``spec`` on ``problem`` with every check on; EmulatedFaultError for any finding.
+
+    With ``pool`` [slots, H, V, K] states are read from it and written to it in place. ``changes`` replace arguments of
+    the kernel by name (tensors to alias, for one).
+    """
+    plan, inputs = problem.plan, problem.inputs
+    states = (plan.num_seqs, inputs.num_heads, 128, 128)
+    snapshot = TORCH[getattr(spec, "snapshot_dtype", "bf16")]
+    h = snapshots_for(inputs, plan, snapshot)
+    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype) if spec.save_new_value else None
+    initial = problem.initial_state if pool is None else pool
+    final = None
+    if spec.store_final_state:
+        final = poisoned(*states, dtype=TORCH[spec.state_dtype]) if pool is None else pool
+    g = problem.g
+    if g is not None and not getattr(spec, "g_head_major", False):
+        g = g.transpose(1, 2).contiguous()
+    wu = [problem.w, problem.u]
+    if not getattr(spec, "wu_head_major", True):
+        wu = [x.transpose(1, 2).contiguous() for x in wu]
+        v_new = None if v_new is None else v_new.transpose(1, 2).contiguous()
+    values = {
+        "k": inputs.k,
+        "w": wu[0],
+        "u": wu[1],
+        "g": g,
+        "gk": problem.gk,
+        "h": h if h.numel() else None,
+        "v_new": v_new,
+        "initial_state": initial if spec.use_initial_state else None,
+        "final_state": final,
+        "state_indices": state_indices,
+        "has_initial_state": has_initial_state,
+        "cu_seqlens": plan.cu_seqlens,
+        "chunk_offsets": plan.chunk_offsets,
+        "k_stride_b": inputs.k.stride(0) * inputs.k.element_size(),
+        "k_stride_h": inputs.k.stride(2) * inputs.k.element_size(),
+        "k_stride_t": inputs.k.stride(1) * inputs.k.element_size(),
+        "initial_stride": 0 if initial is None else initial.stride(0) * initial.element_size(),
+        "final_stride": 0 if final is None else final.stride(0) * final.element_size(),
+        "seq_len": plan.seq_len,
+        "num_slots": 0 if pool is None else pool.shape[0],
+        "index_bytes": 4 if state_indices is None else state_indices.element_size(),
+        **(changes or {}),
+    }
+    args = [values[argument.name] for argument in spec.ARGUMENTS]
+    kernel = EmulatorLauncher(spec.arch, order=order, threads=1).load(scan_code(spec))
+    with collect_results() as results:
+        kernel(spec.grid(plan.num_seqs), args)
+    written = values["v_new"]
+    if written is not None and not getattr(spec, "wu_head_major", True):
+        written = written.transpose(1, 2)
+    return ScanResult(h, written, values["final_state"], results[0])
+
+
+def reference_scan(problem: ScanProblem, *, snapshot_dtype: str = "fp32", state_dtype: str = "fp32") -> ScanResult:
+    """K5 of the reference backend: fp32 sums, rounding where the kernels round, to nearest."""
+    plan, inputs = problem.plan, problem.inputs
+    h = snapshots_for(inputs, plan, TORCH[snapshot_dtype])
+    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype)
+    final = poisoned(plan.num_seqs, inputs.num_heads, 128, 128, dtype=TORCH[state_dtype])
+    reference.state_scan(
+        inputs.k,
+        problem.w,
+        problem.u,
+        g=problem.g,
+        gk=problem.gk,
+        h=h,
+        v_new=v_new,
+        initial_state=problem.initial_state,
+        final_state=final,
+        state_indices=None,
+        has_initial_state=None,
+        plan=plan,
+        use_exp2=problem.use_exp2,
+        g_head_major=True,
+    )
+    return ScanResult(h, v_new, final)
+
+
+def without_states(problem: ScanProblem) -> ScanProblem:
+    """The same problem from zero states."""
+    return replace(problem, inputs=problem.inputs.with_(initial_state=None))

@@ -20,6 +20,7 @@ PACKAGES = [path.parent.relative_to(ROOT).as_posix() for path in sorted(ROOT.glo
 SOURCES = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
 TESTS = "packages/gdn-runtime/tests"
 EMULATOR = "packages/cdna-emu"
+AOT = "packages/gdn-aot"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 AMD_ARCHS = ("gfx942", "gfx950")
@@ -67,11 +68,13 @@ def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT)
     # Runs of their own, for Triton reads TRITON_INTERPRET at import.
     passed = {
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
         "interp": run_suite(session, "interp", f"{TESTS}/interp", interpret="1"),
         "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
+        "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
     }
     totals = [count_results(session, name) for name in passed]
     good, bad, skipped = (sum(column) for column in zip(*totals, strict=True))

@@ -1,11 +1,12 @@
 """Tuned tables and rules for the value rows per workgroup of the AMD state scans."""
 
-from .files import Located, packaged_file, read_rows
+from .files import PACKAGED, Located, packaged_file, read_rows, table_files
 from .lookup import ScanTable, choose_block_v, describe, load, reload, table
 from .rows import Provenance, ScanKey, ScanRow, count, flag, parse_provenance, parse_row
 from .rules import RULES, Rule, gdn_block_v, rule_block_v, seed_block_v, vk_block_v
 
 __all__ = [
+    "PACKAGED",
     "RULES",
     "Located",
     "Provenance",
@@ -27,5 +28,6 @@ __all__ = [
     "rule_block_v",
     "seed_block_v",
     "table",
+    "table_files",
     "vk_block_v",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,10 +21,8 @@ from ..spec import (
     CODE_OBJECT_BACKENDS,
     HEAD_DIM,
     Backend,
-    OptStateScanSpec,
     Rounding,
     StateScanSpec,
-    VkStateScanSpec,
 )
 from . import checks
 from .backends import make_ready, stages
@@ -31,6 +30,7 @@ from .library import register, traced
 from .problem import make_problem
 from .sequences import check_sequences, plan_from_op_arguments
 from .states import StateArguments, check_states, wants_index_check
+from .warm import Launch, WarmScan, signature
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,6 @@ class ScanCall:
     use_exp2: bool
     g_head_major: bool
     request: Request
-
-
-class WarmCall(NamedTuple):
-    """What calls of one signature over one plan need: found out by the first, looked up by the others.
-
-    ``h_shape`` and ``final_shape`` are those of the tensors to allocate; ``final_shape`` None: the states stay in place
-    if ``in_place``, else nobody wants them. Valid while ``settings`` are those in force.
-    """
-
-    settings: env.Settings
-    backend: Backend
-    spec: StateScanSpec | OptStateScanSpec | VkStateScanSpec
-    h_shape: tuple[int, ...]
-    h_dtype: torch.dtype
-    final_shape: tuple[int, ...] | None
-    final_dtype: torch.dtype
-    in_place: bool
 
 
 def chunk_gated_delta_rule_fwd_h(
@@ -123,7 +106,7 @@ def chunk_gated_delta_rule_fwd_h(
     as_op = traced()
     plan = key = None
     if not as_op:
-        plan, key = _signature(
+        plan, key = signature(
             k, w, u, g, gk, initial_state, initial_state_indices, has_initial_state, cu_seqlens, prefill_metadata,
             seq_lens_cpu, num_decodes, num_decode_tokens,
             (
@@ -131,15 +114,13 @@ def chunk_gated_delta_rule_fwd_h(
                 inplace_final_state, check_indices, g_head_major, backend, arch, kernel, rounding, block_v,
             ),
         )  # fmt: skip
-        if plan is not None:
-            warm = plan.warm.get(key)
-            if warm is not None and warm.settings is env.settings():
-                h, v_new, final_state = _allocate(warm, k, u, initial_state, save_new_value)
-                _launch(
-                    warm.backend, warm.spec, plan, k, w, u, g, gk, h, v_new, initial_state, final_state,
-                    initial_state_indices, has_initial_state, use_exp2, g_head_major,
-                )  # fmt: skip
-                return h, v_new, final_state
+        warm = None if plan is None else plan.warm.get(key)
+        if warm is not None and warm.settings is env.settings():
+            h, v_new, final_state = warm.allocate(u, initial_state)
+            warm.launch(
+                plan, k, w, u, g, gk, h, v_new, initial_state, final_state, initial_state_indices, has_initial_state
+            )
+            return h, v_new, final_state
 
     checks.check_rank("k", k, "B,T,Hg,K")
     checks.check_rank("w", w, "B,H,T,K")
@@ -238,86 +219,23 @@ def chunk_gated_delta_rule_fwd_h(
     if check:
         states.check_index_values()
     new_final = states.store_final and not states.in_place
-    warm = WarmCall(
-        settings=env.settings(),
-        backend=selection.backend,
-        spec=selection.state_scan,
-        h_shape=(batch, plan.total_chunks if plan.is_varlen else plan.max_seq_chunks, num_heads, HEAD_DIM, HEAD_DIM),
-        h_dtype=snapshots,
-        final_shape=(plan.num_seqs, num_heads, HEAD_DIM, HEAD_DIM) if new_final else None,
-        final_dtype=states.dtype,
-        in_place=states.in_place,
+    per_row = plan.total_chunks if plan.is_varlen else plan.max_seq_chunks
+    warm = WarmScan(
+        env.settings(),
+        device,
+        (batch, per_row, num_heads, HEAD_DIM, HEAD_DIM),
+        snapshots,
+        save_new_value,
+        (plan.num_seqs, num_heads, HEAD_DIM, HEAD_DIM) if new_final else None,
+        states.dtype,
+        states.in_place,
+        _launch_of(call, plan, selection),
     )
     if key is not None and not check:
         plan.warm[key] = warm
-    h, v_new, final_state = _allocate(warm, k, u, initial_state, save_new_value)
-    _launch_call(call, plan, selection, h, v_new, final_state)
+    h, v_new, final_state = warm.allocate(u, states.initial_state)
+    _launch_call(warm.launch, call, plan, h, v_new, final_state)
     return h, v_new, final_state
-
-
-def _signature(
-    k: Tensor,
-    w: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    gk: Tensor | None,
-    state: Tensor | None,
-    indices: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    metadata: PrefillMetadata | None,
-    seq_lens_cpu: object,
-    num_decodes: int,
-    num_decode_tokens: int,
-    options: tuple[Any, ...],
-) -> tuple[ChunkPlan | None, tuple[Any, ...] | None]:
-    """The plan of an eager call, and everything else of it that the checks and the selection look at: calls with equal
-    signatures pass or fail together.
-
-    (None, None) for a call that has to be checked again each time: one whose lengths come from ``cu_seqlens`` or
-    ``seq_lens_cpu``, that may lose a gradient, or that has something else for a tensor.
-    """
-    try:
-        if cu_seqlens is None:
-            if metadata is not None or seq_lens_cpu is not None or num_decodes or num_decode_tokens:
-                return None, None
-            plan: ChunkPlan | None = ChunkPlan.dense(*k.shape[:2])
-        elif type(metadata) is PrefillMetadata:
-            plan = metadata.plan_if_valid(cu_seqlens, num_decodes, num_decode_tokens, k.shape[1])
-        else:
-            return None, None
-        device = k.device
-        if torch.is_grad_enabled() and (
-            k.requires_grad
-            or w.requires_grad
-            or u.requires_grad
-            or (g is not None and g.requires_grad)
-            or (gk is not None and gk.requires_grad)
-            or (state is not None and state.requires_grad)
-        ):
-            return None, None
-        return plan, (
-            k.shape,
-            k.stride(),
-            k.dtype,
-            device,
-            w.shape,
-            w.dtype,
-            w.is_contiguous() and w.device == device,
-            u.shape,
-            u.dtype,
-            u.is_contiguous() and u.device == device,
-            None if g is None else (g.shape, g.dtype, g.is_contiguous() and g.device == device),
-            None if gk is None else (gk.shape, gk.dtype, gk.is_contiguous() and gk.device == device),
-            None if state is None else (state.shape, state.stride(), state.dtype, state.device == device),
-            None
-            if indices is None
-            else (indices.shape, indices.dtype, indices.is_contiguous() and indices.device == device),
-            None if mask is None else (mask.shape, mask.dtype, mask.is_contiguous() and mask.device == device),
-            options,
-        )
-    except (AttributeError, TypeError):
-        return None, None
 
 
 def _check_request(backend: object, arch: object, kernel: object, rounding: object, block_v: object) -> Request:
@@ -330,17 +248,6 @@ def _check_request(backend: object, arch: object, kernel: object, rounding: obje
         rounding=cast(Rounding, checks.check_text("rounding", rounding)),
         block_v=cast(int | None, block_v),
     )
-
-
-def _allocate(
-    warm: WarmCall, k: Tensor, u: Tensor, initial_state: Tensor | None, save_new_value: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    device = k.device
-    h = torch.empty(warm.h_shape, dtype=warm.h_dtype, device=device)
-    v_new = torch.empty_like(u) if save_new_value else None
-    if warm.final_shape is not None:
-        return h, v_new, torch.empty(warm.final_shape, dtype=warm.final_dtype, device=device)
-    return h, v_new, initial_state if warm.in_place else None
 
 
 def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_new_value: bool) -> Selection:
@@ -363,19 +270,33 @@ def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_n
     return select(problem, call.k.device, call.request)
 
 
-def _launch_call(
-    call: ScanCall, plan: ChunkPlan, selection: Selection, h: Tensor, v_new: Tensor | None, final_state: Tensor | None
-) -> None:
-    states = call.states
-    _launch(
-        selection.backend, selection.state_scan, plan, call.k, call.w, call.u, call.g, call.gk, h, v_new,
-        states.initial_state, final_state, states.indices, states.has_initial_state, call.use_exp2, call.g_head_major,
-    )  # fmt: skip
+def _launch_of(call: ScanCall, plan: ChunkPlan, selection: Selection) -> Launch:
+    """How to launch calls like this one."""
+    states, spec = call.states, selection.state_scan
+    if selection.backend in CODE_OBJECT_BACKENDS:
+        backend: Any = stages(selection.backend)
+        if states.in_place:
+            assert states.initial_state is not None
+            final_stride = states.initial_state.stride(0) * states.initial_state.element_size()
+        else:
+            final_stride = backend.new_state_stride(spec) if states.store_final else 0
+        bound: Launch = backend.bind_state_scan(
+            plan,
+            call.k,
+            initial_state=states.initial_state,
+            final_stride=final_stride,
+            state_indices=states.indices,
+            spec=spec,
+        )
+        return bound
+    return functools.partial(_launch_stage, selection.backend, selection.state_scan, call.use_exp2, call.g_head_major)
 
 
-def _launch(
+def _launch_stage(
     backend: Backend,
-    spec: StateScanSpec | OptStateScanSpec | VkStateScanSpec,
+    spec: StateScanSpec,
+    use_exp2: bool,
+    g_head_major: bool,
     plan: ChunkPlan,
     k: Tensor,
     w: Tensor,
@@ -388,20 +309,14 @@ def _launch(
     final_state: Tensor | None,
     state_indices: Tensor | None,
     has_initial_state: Tensor | None,
-    use_exp2: bool,
-    g_head_major: bool,
 ) -> None:
-    if gk is not None:
-        gk = gk.view(k.shape[0], k.shape[1], u.shape[1], HEAD_DIM)
-    # Launchers of code objects know their device.
-    switch = backend not in CODE_OBJECT_BACKENDS and k.is_cuda
-    with torch.cuda.device(k.device) if switch else _NO_SWITCH:
+    with torch.cuda.device(k.device) if k.is_cuda else nullcontext():
         stages(backend).state_scan(
             k,
             w,
             u,
             g=g,
-            gk=gk,
+            gk=None if gk is None else gk.view(k.shape[0], k.shape[1], u.shape[1], HEAD_DIM),
             h=h,
             v_new=v_new,
             initial_state=initial_state,
@@ -415,7 +330,14 @@ def _launch(
         )
 
 
-_NO_SWITCH = nullcontext()
+def _launch_call(
+    launch: Launch, call: ScanCall, plan: ChunkPlan, h: Tensor, v_new: Tensor | None, final_state: Tensor | None
+) -> None:
+    states = call.states
+    launch(
+        plan, call.k, call.w, call.u, call.g, call.gk, h, v_new, states.initial_state, final_state, states.indices,
+        states.has_initial_state,
+    )  # fmt: skip
 
 
 def _run_op(
@@ -470,7 +392,7 @@ def _run_op(
     make_ready(selection, k.device, "state_scan")
     if check_indices:
         states.check_index_values()
-    _launch_call(call, plan, selection, h, v_new, final_state)
+    _launch_call(_launch_of(call, plan, selection), call, plan, h, v_new, final_state)
 
 
 _op = register("chunk_gated_delta_rule_fwd_h_out", _run_op, mutates_args=("h", "v_new", "final_state"))

@@ -46,17 +46,29 @@ class Kernels:
         self._known.clear()
 
 
-def rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """(x, batch, token and head stride in bytes) of 16-bit rows x [B, T, heads, 128], rows on 16-byte addresses.
+def strides_on_16_bytes(x: Tensor) -> tuple[int, int, int] | None:
+    """(batch, token, head) strides in bytes of 16-bit rows x [B, T, heads, 128]; None if the kernels cannot take them:
+    some row would be off 16-byte addresses even if the first is not, or the stride of a token does not fit an int32.
 
-    Rows elsewhere are copied into a contiguous tensor first, and so are rows whose token stride does not fit an int32.
     The batch stride of a single batch row is never used and reads 0.
     """
     batch, token, head, _ = x.stride()
-    if (x.data_ptr() | 2 * (batch | token | head)) & 15 or 2 * token > MAX_TOKEN_STRIDE:
+    if x.shape[0] == 1:
+        batch = 0
+    if 2 * (batch | token | head) & 15 or 2 * token > MAX_TOKEN_STRIDE:
+        return None
+    return 2 * batch, 2 * token, 2 * head
+
+
+def rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x, batch, token and head stride in bytes), where x is copied into a contiguous tensor first if its rows are off
+    16-byte addresses or its strides do not fit (see ``strides_on_16_bytes``)."""
+    strides = None if x.data_ptr() & 15 else strides_on_16_bytes(x)
+    if strides is None:
         x = x.clone(memory_format=torch.contiguous_format)
-        batch, token, head, _ = x.stride()
-    return x, 0 if x.shape[0] == 1 else 2 * batch, 2 * token, 2 * head
+        strides = strides_on_16_bytes(x)
+        assert strides is not None, "a contiguous tensor of 128-element rows"
+    return x, *strides
 
 
 def row_units(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from torch import Tensor
 
 from ...plan import ChunkPlan
-from ...spec import OptStateScanSpec, VkStateScanSpec
-from .kernels import Kernels, rows
+from ...spec import HEAD_DIM, OptStateScanSpec, VkStateScanSpec
+from .kernels import Kernels, rows, strides_on_16_bytes
+
+ScanSpec: TypeAlias = OptStateScanSpec | VkStateScanSpec
+STATE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 def state_scan(
@@ -26,58 +32,87 @@ def state_scan(
     plan: ChunkPlan,
     use_exp2: bool,
     g_head_major: bool,
-    spec: OptStateScanSpec | VkStateScanSpec,
+    spec: ScanSpec,
 ) -> None:
     """Launch K5 (see ``ops.backends.Stages``); k, w, u and v_new bf16. Without chunks it still copies the states."""
     del use_exp2, g_head_major  # facts of the spec
-    if plan.num_seqs == 0:
-        return
-    k, k_batch, k_token, k_head = rows(k)
-    if type(spec) is VkStateScanSpec:
-        assert state_indices is None and has_initial_state is None
-        args = (
-            k,
-            w,
-            u,
-            g,
-            gk,
-            h,
-            v_new,
-            initial_state,
-            final_state,
-            plan.cu_seqlens,
-            plan.chunk_offsets,
-            k_batch,
-            k_head,
-            plan.seq_len,
-            k_token,
-        )
-        kernels(spec, k.device)(spec.grid(plan.num_seqs), args)
-        return
-    pool = final_state if initial_state is None else initial_state
-    kernels(spec, k.device)(
-        spec.grid(plan.num_seqs),
-        (
-            k,
-            w,
-            u,
-            g,
-            gk,
-            h,
-            v_new,
-            initial_state,
-            final_state,
-            state_indices,
-            has_initial_state,
-            plan.cu_seqlens,
-            plan.chunk_offsets,
-            k_batch,
-            k_head,
-            0 if initial_state is None else initial_state.stride(0) * initial_state.element_size(),
-            0 if final_state is None else final_state.stride(0) * final_state.element_size(),
-            plan.seq_len,
-            k_token,
-            0 if pool is None else pool.shape[0],
-            4 if state_indices is None else state_indices.element_size(),
-        ),
+    launch = bind_state_scan(
+        kernels,
+        plan,
+        k,
+        initial_state=initial_state,
+        final_stride=0 if final_state is None else final_state.stride(0) * final_state.element_size(),
+        state_indices=state_indices,
+        spec=spec,
     )
+    launch(plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state)
+
+
+def new_state_stride(spec: ScanSpec) -> int:
+    """Bytes between the states of two sequences in a new tensor of final states."""
+    return spec.num_heads * HEAD_DIM * HEAD_DIM * STATE_BYTES[spec.state_dtype]
+
+
+def bind_state_scan(
+    kernels: Kernels,
+    plan: ChunkPlan,
+    k: Tensor,
+    *,
+    initial_state: Tensor | None,
+    final_stride: int,
+    state_indices: Tensor | None,
+    spec: ScanSpec,
+) -> Callable[..., None]:
+    """K5 for calls over ``plan`` whose tensors have the shapes, strides and dtypes of these; none of them is kept.
+
+    The result takes (plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state).
+    ``final_stride``: bytes between two final states.
+    """
+    if plan.num_seqs == 0:
+        return _launch_nothing
+    kernel = kernels(spec, k.device)
+    grid, seq_len = spec.grid(plan.num_seqs), plan.seq_len
+    initial_stride = 0 if initial_state is None else initial_state.stride(0) * initial_state.element_size()
+    slots = 0 if initial_state is None else initial_state.shape[0]
+    index_bytes = 4 if state_indices is None else state_indices.element_size()
+    is_vk = isinstance(spec, VkStateScanSpec)
+
+    def numbers(batch: int, token: int, head: int) -> tuple[int, ...]:
+        if is_vk:
+            return batch, head, seq_len, token
+        return batch, head, initial_stride, final_stride, seq_len, token, slots, index_bytes
+
+    fits = strides_on_16_bytes(k)
+    static = None if fits is None else numbers(*fits)
+
+    def launch(
+        plan: ChunkPlan,
+        k: Tensor,
+        w: Tensor,
+        u: Tensor,
+        g: Tensor | None,
+        gk: Tensor | None,
+        h: Tensor,
+        v_new: Tensor | None,
+        initial: Tensor | None,
+        final: Tensor | None,
+        indices: Tensor | None,
+        mask: Tensor | None,
+    ) -> None:
+        values = static
+        if values is None or k.data_ptr() & 15:
+            k, *strides = rows(k)
+            values = numbers(*strides)
+        if is_vk:
+            args = (k, w, u, g, gk, h, v_new, initial, final, plan.cu_seqlens, plan.chunk_offsets, *values)
+        else:
+            args = (
+                k, w, u, g, gk, h, v_new, initial, final, indices, mask, plan.cu_seqlens, plan.chunk_offsets, *values
+            )  # fmt: skip
+        kernel(grid, args)
+
+    return launch
+
+
+def _launch_nothing(*args: object) -> None:
+    pass

@@ -1,0 +1,223 @@
+"""Host cost of warm calls on the path of AMD code objects: everything but the launch itself, on CPU tensors.
+
+    python benchmarks/host_cost.py [--json] [--calls N] [--rounds N]
+
+A launcher that packs the arguments and launches nothing stands in for HIP, so that no GPU is needed and nothing is
+compiled. Times are medians over the calls of a round; the best round is reported, since a busy machine only adds to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, chunk_gated_delta_rule_fwd_h, env, select
+from gdn_runtime.codeobject.facts import CodeObject, KernelArgument, LaunchFacts
+from gdn_runtime.codeobject.launch import Grid, Launcher, LoadedKernel, Value
+from gdn_runtime.codeobject.stages.backend import EMULATE, CodeObjectStages
+from gdn_runtime.ops.warm import signature
+from gdn_runtime.spec import ARGUMENT_BYTES, KernelSpec, OptStateScanSpec
+
+ARCH = "gfx950"
+LENGTHS = (1, 40)
+HEADS, KEY_HEADS = 2, 1
+BAR = 20.0
+"""Microseconds that a warm call of K5 may take."""
+
+Step = Callable[[], object]
+
+
+class PackingKernel(LoadedKernel):
+    """Packs and launches nothing."""
+
+    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+        self.pack(args)
+
+
+class RecordingKernel(LoadedKernel):
+    """Keeps the last arguments and launches nothing."""
+
+    args: Sequence[Value] = ()
+
+    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+        self.args = args
+
+
+class NoLauncher(Launcher):
+    """Makes kernels of a class that launches nothing. Needs no code: any code of a spec has these facts."""
+
+    def __init__(self, arch: str, kind: type[LoadedKernel]) -> None:
+        super().__init__(arch)
+        self._kind = kind
+
+    def kernel(self, spec: KernelSpec) -> LoadedKernel:
+        return self._kind(CodeObject(spec, facts_of(spec), b""))
+
+    def _load(self, code: CodeObject) -> LoadedKernel:
+        return self._kind(code)
+
+
+def facts_of(spec: KernelSpec) -> LaunchFacts:
+    """Facts with the arguments of ``spec`` and nothing else of interest."""
+    arguments, end = [], 0
+    for argument in spec.ARGUMENTS:
+        size = ARGUMENT_BYTES[argument.kind]
+        start = -(-end // size) * size
+        arguments.append(KernelArgument(argument.name, argument.kind, start))
+        end = start + size
+    return LaunchFacts(
+        symbol=spec.kernel,
+        arch=spec.arch,
+        kernarg_bytes=-(-end // 8) * 8,
+        arguments=tuple(arguments),
+        block=spec.block,
+        lds_bytes=0,
+        dynamic_lds=0,
+        scratch_bytes=0,
+        vgprs=128,
+        agprs=0,
+        sgprs=32,
+        vgpr_spills=0,
+        sgpr_spills=0,
+    )
+
+
+def microseconds(step: Step, calls: int, rounds: int) -> float:
+    """Best of ``rounds`` medians of ``calls`` calls, less the cost of the clock."""
+    clock = time.perf_counter_ns
+    medians = []
+    for _ in range(rounds):
+        times = []
+        for _ in range(calls):
+            begin = clock()
+            step()
+            times.append(clock() - begin)
+        empty = []
+        for _ in range(calls):
+            begin = clock()
+            empty.append(clock() - begin)
+        medians.append(statistics.median(times) - statistics.median(empty))
+    return min(medians) / 1e3
+
+
+def keep_freed_memory() -> None:
+    """Have the CPU's allocator keep what is freed, as the caching allocator of a GPU does: mapping memory anew takes
+    longer than everything else here."""
+    library = ctypes.CDLL(None)
+    for trim_threshold_or_mmap_threshold in (-1, -3):
+        library.mallopt(trim_threshold_or_mmap_threshold, 1 << 30)
+
+
+def inputs() -> dict[str, Any]:
+    """A packed batch over a pool, with metadata, as a server calls it."""
+    tokens, seqs = sum(LENGTHS), len(LENGTHS)
+    bf16 = {"dtype": torch.bfloat16}
+    offsets = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    return {
+        "q": torch.zeros(1, tokens, KEY_HEADS, 128, **bf16),
+        "k": torch.zeros(1, tokens, KEY_HEADS, 128, **bf16),
+        "v": torch.zeros(1, tokens, HEADS, 128, **bf16),
+        "w": torch.zeros(1, HEADS, tokens, 128, **bf16),
+        "u": torch.zeros(1, HEADS, tokens, 128, **bf16),
+        "g": torch.zeros(1, tokens, HEADS),
+        "gates": torch.zeros(1, HEADS, tokens),
+        "beta": torch.zeros(1, tokens, HEADS),
+        "states": {
+            "cu_seqlens": offsets,
+            "prefill_metadata": build_prefill_metadata(LENGTHS, cu_seqlens=offsets),
+            "initial_state": torch.zeros(4, HEADS, 128, 128),
+            "initial_state_indices": torch.arange(seqs, dtype=torch.int32),
+            "has_initial_state": torch.ones(seqs, dtype=torch.bool),
+            "output_final_state": True,
+            "backend": "emulate",
+            "arch": ARCH,
+        },
+    }
+
+
+def scan_steps(x: dict[str, Any]) -> dict[str, Step]:
+    """A whole call of K5, and each part of it alone."""
+    k, w, u, gates, states = x["k"], x["w"], x["u"], x["gates"], x["states"]
+
+    def call() -> object:
+        return chunk_gated_delta_rule_fwd_h(k, w, u, gates, g_head_major=True, **states)
+
+    call()
+    (plan,) = states["prefill_metadata"].schedule._plans.values()
+    ((key, warm),) = plan.warm.items()
+    options = key[-1]
+    state, indices, mask = (states[name] for name in ("initial_state", "initial_state_indices", "has_initial_state"))
+    offsets, metadata = states["cu_seqlens"], states["prefill_metadata"]
+    h, v_new, final = warm.allocate(u, state)
+    recording = CodeObjectStages(lambda spec, device: NoLauncher(spec.arch, RecordingKernel))
+    ((spec, _),) = EMULATE.kernels._known.values()
+    assert isinstance(spec, OptStateScanSpec)
+    launch = recording.bind_state_scan(
+        plan,
+        k,
+        initial_state=state,
+        final_stride=recording.new_state_stride(spec),
+        state_indices=indices,
+        spec=spec,
+    )
+
+    def arrange() -> None:
+        launch(plan, k, w, u, gates, None, h, v_new, state, final, indices, mask)
+
+    arrange()
+    recorder = recording.kernels(spec, k.device)
+    assert isinstance(recorder, RecordingKernel)
+    values = recorder.args
+    return {
+        "K5 call": call,
+        "validate": lambda: signature(
+            k, w, u, gates, None, state, indices, mask, offsets, metadata, None, 0, 0, options
+        ),
+        "select": lambda: plan.warm.get(key).settings is env.settings(),
+        "allocate": lambda: warm.allocate(u, state),
+        "arrange": arrange,
+        "pack": lambda: recorder.pack(values),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=2000, help="calls per round (default: 2000)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds (default: 15)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    select._has_emulator = lambda: True
+    EMULATE.kernels.launcher_for = lambda spec, device: NoLauncher(spec.arch, PackingKernel)
+    x = inputs()
+    steps = scan_steps(x)
+    steps["block call"] = lambda: chunk_gated_delta_rule(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], use_qk_l2norm_in_kernel=True, **x["states"]
+    )
+    steps["block call"]()
+    with torch.inference_mode():
+        times = {name: microseconds(step, args.calls, args.rounds) for name, step in steps.items()}
+    total = times["K5 call"]
+    times["rest"] = total - sum(times[name] for name in ("validate", "select", "allocate", "arrange", "pack"))
+    report = {"us": {name: round(value, 2) for name, value in times.items()}, "bar_us": BAR, "ok": total <= BAR}
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print(f"K5, packed batch over a pool, metadata given: {total:.1f} us a call (bar: {BAR:g} us)")
+        for name in ("validate", "select", "allocate", "arrange", "pack", "rest"):
+            print(f"  {name:<10}{times[name]:6.1f} us")
+        print(f"block, K1..K6 with l2norm, five launches: {times['block call']:.1f} us a call")
+    return 0 if total <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -337,3 +337,9 @@ def test_every_switch_is_explained() -> None:
     for kind in (kind for kernel in KERNELS.values() for kind in kernel.kinds):
         for f in fields(kind):
             assert re.search(rf"^\|[^|]*`{f.name}`", page, re.MULTILINE), f"{kind.__name__}.{f.name}"
+
+
+def test_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "packages/gdn-aot/README.md").read_text(), re.M | re.S)
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    assert capsys.readouterr().out == "324 kernels; 24 of K5 vk, 240 of K5 opt\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -138,12 +139,12 @@ def emulate_scan(
     plan, inputs = problem.plan, problem.inputs
     states = (plan.num_seqs, inputs.num_heads, 128, 128)
     snapshot = TORCH[getattr(spec, "snapshot_dtype", "bf16")]
-    h = snapshots_for(inputs, plan, snapshot)
-    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype) if spec.save_new_value else None
+    h = aligned(snapshots_for(inputs, plan, snapshot))
+    v_new = aligned(poisoned(*problem.u.shape, dtype=problem.u.dtype)) if spec.save_new_value else None
     initial = problem.initial_state if pool is None else pool
     final = None
     if spec.store_final_state:
-        final = poisoned(*states, dtype=TORCH[spec.state_dtype]) if pool is None else pool
+        final = aligned(poisoned(*states, dtype=TORCH[spec.state_dtype])) if pool is None else pool
     g = problem.g
     if g is not None and not getattr(spec, "g_head_major", False):
         g = g.transpose(1, 2).contiguous()
@@ -183,6 +184,21 @@ def emulate_scan(
     if written is not None and not getattr(spec, "wu_head_major", True):
         written = written.transpose(1, 2)
     return ScanResult(h, written, values["final_state"], results[0])
+
+
+def aligned(x: Tensor) -> Tensor:
+    """A contiguous copy that begins at a multiple of 256 bytes, as memory of a GPU does: counts of lines depend on it."""
+    size = x.element_size()
+    room = torch.empty(x.numel() + 256 // size, dtype=x.dtype)
+    return room[-room.data_ptr() % 256 // size :][: x.numel()].view(x.shape).copy_(x)
+
+
+def reserved(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros that takes addresses only: memory comes with the first touch of a page. For offsets of GBs."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    # Without MAP_NORESERVE (Linux, 0x4000) the system counts every page as if it came.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def reference_scan(problem: ScanProblem, *, snapshot_dtype: str = "fp32", state_dtype: str = "fp32") -> ScanResult:

@@ -17,6 +17,7 @@ from ...spec.flydsl import FusedPrepareSpec
 from ..common import lds
 from ..common.lanes import wave_and_lane
 from .prepare_chunk import SPREAD_BYTES
+from .prepare_group import GROUP_LDS, prepare_chunk
 from .prepare_wave import WAVES, prepare_head
 
 
@@ -42,13 +43,16 @@ def build(spec: FusedPrepareSpec):
             beta_stride_t=beta_stride_t,
         )  # fmt: skip
         wave, lane = wave_and_lane()
-        (region,) = lds.regions(WAVES * SPREAD_BYTES)
-        head = fx.Int32(fx.block_idx.y) * fx.Int32(WAVES) + wave
-        if fx.const_expr(spec.num_heads % WAVES == 0):
-            prepare_head(spec, a, head, wave, lane, region)
+        if fx.const_expr(spec.variant == "group"):
+            prepare_chunk(spec, a, fx.Int32(fx.block_idx.y), wave, lane, lds.regions(*GROUP_LDS))
         else:
-            if head < fx.Int32(spec.num_heads):
+            (region,) = lds.regions(WAVES * SPREAD_BYTES)
+            head = fx.Int32(fx.block_idx.y) * fx.Int32(WAVES) + wave
+            if fx.const_expr(spec.num_heads % WAVES == 0):
                 prepare_head(spec, a, head, wave, lane, region)
+            else:
+                if head < fx.Int32(spec.num_heads):
+                    prepare_head(spec, a, head, wave, lane, region)
 
     @flyc.jit
     def launch(

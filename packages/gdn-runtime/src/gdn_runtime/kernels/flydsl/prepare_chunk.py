@@ -19,7 +19,7 @@ from ...spec.flydsl import FusedPrepareSpec
 from ..common import lds
 from ..common.lanes import TILE
 from ..common.memory import Buffer, offset64, scalar_load
-from ..common.numeric import bf16_to_fp32, fp16_to_fp32
+from ..common.numeric import bf16_to_fp32, exp2, fp16_to_fp32
 
 BLOCKS = CHUNK // TILE
 ROW_BYTES = 2 * HEAD_DIM
@@ -28,8 +28,8 @@ ROW_BYTES = 2 * HEAD_DIM
 UNBOUNDED = 0x7FFFFFFF
 """Bytes of a buffer whose lanes are masked by their offset."""
 
-SPREAD_BYTES = 2 * 4 * CHUNK
-"""LDS of a wave: gates and gains, fp32."""
+SPREAD_BYTES = 4 * 4 * CHUNK
+"""LDS of a wave: four fp32 per token."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,31 @@ def head_major_row(spec: FusedPrepareSpec, place: Place, head, seq_len):
 
 
 class Rows:
-    """Rows of k or v: each block of 16 tokens has its own descriptor, cut at the sequence's end.
+    """Rows of k or v, read by blocks of 16 tokens: those past the sequence's end give 0.
 
-    Offsets of a lane then serve all blocks, and no scalar offset takes part in the bounds check. Rows past the end read
-    0. 64 * stride_t must stay below 2^31 bytes.
+    ``by_block``: each block has a descriptor of its own, so that the offsets of a lane serve all four; else one
+    descriptor, and the block adds to the offset. Either way no scalar offset takes part in the bounds check.
+    64 * stride_t must stay below 2^31 bytes.
     """
 
-    def __init__(self, place: Place, address, stride_t) -> None:
+    def __init__(self, place: Place, address, stride_t, by_block: bool) -> None:
         self.stride = stride_t
         last = (place.left - fx.Int32(1)) * stride_t + fx.Int32(ROW_BYTES)
-        self.blocks = [Buffer(address, last)]
-        for block in range(1, BLOCKS):
+        self._buffers = [Buffer(address, last)]
+        for block in range(1, BLOCKS if by_block else 1):
             skipped = stride_t * fx.Int32(block * TILE)
             rest = fx.max(last - skipped, fx.Int32(0))
-            self.blocks.append(Buffer(address + fx.Int64(fx.Uint32(skipped)), rest))
+            self._buffers.append(Buffer(address + fx.Int64(fx.Uint32(skipped)), rest))
+
+    def load(self, block, offsets, distance: int, dwords: int) -> list:
+        """``dwords`` at ``distance`` bytes after each of the lane's offsets from the first row of a block, which is an
+        int or, with one descriptor, an Int32."""
+        if len(self._buffers) > 1:
+            buffer = self._buffers[block]
+        else:
+            buffer, start = self._buffers[0], self.stride * (fx.Int32(block) * fx.Int32(TILE))
+            offsets = [offset + start for offset in offsets]
+        return [buffer.load(offset + fx.Int32(distance), dwords) for offset in offsets]
 
 
 class Outputs:
@@ -111,48 +122,62 @@ def _masked(place: Place, stride_t, token):
 
 
 def cumulate(gate):
-    """Inclusive sum over the 64 lanes, in lane order within 16 lanes, then over the four groups."""
+    """(sum over the 64 lanes up to this one, sum over its 16 lanes up to this one)."""
     zero = fx.Int32(0).ir_value()
-    for control, rows in ((0x111, 0xF), (0x112, 0xF), (0x114, 0xF), (0x118, 0xF), (0x142, 0xA), (0x143, 0xC)):
-        moved = rocdl.update_dpp(T.i32, zero, gate.bitcast(fx.Int32).ir_value(), control, rows, 0xF, False)
-        gate = gate + fx.Int32(moved).bitcast(fx.Float32)
-    return gate
+
+    def add(total, control, rows):
+        moved = rocdl.update_dpp(T.i32, zero, total.bitcast(fx.Int32).ir_value(), control, rows, 0xF, False)
+        return total + fx.Int32(moved).bitcast(fx.Float32)
+
+    for control in (0x111, 0x112, 0x114, 0x118):  # row_shr by 1, 2, 4, 8
+        gate = add(gate, control, 0xF)
+    # row_bcast15 to rows 1 and 3, then row_bcast31 to rows 2 and 3.
+    return add(add(gate, 0x142, 0xA), 0x143, 0xC), gate
 
 
-@dataclass(frozen=True)
 class Gates:
-    """Cumulative gates in log2 units and gains of a chunk, for the lanes of one wave.
+    """Gates (log2 units) and gains of a chunk, where the lanes of one wave want them.
 
-    ``before``: gate of the last token of the previous block, a scalar, per block from 1 on.
+    The exponentials that need one token only are taken here, one per lane, and then spread like the rest through
+    SPREAD_BYTES of LDS at ``place`` that belong to this wave alone: no barrier.
     """
 
-    gate_by_lane: list
-    gate_by_register: list
-    gain_by_register: list
-    before: dict
+    def __init__(self, gate2, in_block2, gain, lane, place) -> None:
+        self._gate2 = gate2
+        own = place + lane
+        factor = -(gain * exp2(in_block2))
+        for number, value in enumerate((gate2, gain, gain * exp2(gate2), factor)):
+            lds.write(Vec.from_elements([value.bitcast(fx.Int32)], fx.Int32), own, 4 * CHUNK * number)
+        self._by_lane = place + lane % fx.Int32(TILE)
+        self._by_register = place + (lane // fx.Int32(TILE)) * fx.Int32(4)
 
+    def gate_by_lane(self, block: int):
+        """G."""
+        return lds.read(self._by_lane, 1, 4 * TILE * block).bitcast(fx.Float32)[0]
 
-def spread(gate2, gain, lane, place) -> Gates:
-    """From one token per lane (``gate2`` in log2 units) to both forms, through ``place``: SPREAD_BYTES of LDS that
-    belong to this wave alone, so no barrier."""
-    own = place + lane
-    lds.write(Vec.from_elements([gate2.bitcast(fx.Int32)], fx.Int32), own)
-    lds.write(Vec.from_elements([gain.bitcast(fx.Int32)], fx.Int32), own, 4 * CHUNK)
-    n, first = lane % fx.Int32(TILE), place + (lane // fx.Int32(TILE)) * fx.Int32(4)
-    gates, gains, by_lane = [], [], []
-    for block in range(BLOCKS):
-        gates.append(lds.read(first, 4, 4 * TILE * block).bitcast(fx.Float32))
-        by_lane.append(lds.read(place + n, 1, 4 * TILE * block).bitcast(fx.Float32)[0])
-        gains.append(lds.read(first, 4, 4 * (TILE * block + CHUNK)).bitcast(fx.Float32))
-    before = {}
-    for block in range(1, BLOCKS):
-        bits = rocdl.readlane(T.i32, gate2.bitcast(fx.Int32).ir_value(), fx.Int32(TILE * block - 1))
-        before[block] = fx.Int32(bits).bitcast(fx.Float32)
-    return Gates(by_lane, gates, gains, before)
+    def gate(self, block: int):
+        """G, by register."""
+        return self._registers(0, block)
 
+    def gain(self, block: int):
+        """beta, by register."""
+        return self._registers(1, block)
 
-def published(spec: FusedPrepareSpec, gate, gate2):
-    return gate2 if spec.use_exp2 else gate
+    def decayed_gain(self, block: int):
+        """beta exp(G), by register."""
+        return self._registers(2, block)
+
+    def row_factor(self, block: int):
+        """-beta_i exp(G_i - R), R the gate before the block; by register."""
+        return self._registers(3, block)
+
+    def before(self, block: int):
+        """G of the last token before a block, a scalar."""
+        bits = rocdl.readlane(T.i32, self._gate2.bitcast(fx.Int32).ir_value(), fx.Int32(TILE * block - 1))
+        return fx.Int32(bits).bitcast(fx.Float32)
+
+    def _registers(self, number: int, block: int):
+        return lds.read(self._by_register, 4, 4 * (CHUNK * number + TILE * block)).bitcast(fx.Float32)
 
 
 def in_log2(gate):

@@ -17,7 +17,7 @@ import flydsl.expr as fx
 
 from ..common.lanes import TILE, joined, words, zeros
 from ..common.numeric import exp2, fp16_pair, mfma_fp16
-from .prepare_chunk import BLOCKS, Gates
+from .prepare_chunk import Gates
 
 ONE = 0x3C00
 """1.0 in fp16."""
@@ -64,35 +64,54 @@ def exp2_tile(tile):
 
 def diagonal_m(keys, gates: Gates, block: int):
     """p(M) of a diagonal block from its k k^T, right below the diagonal and anything above it."""
-    decay = exp2_tile(gates.gate_by_register[block] - gates.gate_by_lane[block])
-    return pack(-(keys * decay * gates.gain_by_register[block]))
+    decay = exp2_tile(gates.gate(block) - gates.gate_by_lane(block))
+    return pack(-(keys * decay * gates.gain(block)))
 
 
-def row_factor(gates: Gates, block: int):
-    """-beta_i exp(G_i - R), R the gate before the block; by register."""
-    return -(exp2_tile(gates.gate_by_register[block] - gates.before[block]) * gates.gain_by_register[block])
+def column_factor(before, gate_by_lane):
+    """exp(R - G_j), R the gate before block I and j in a block J < I; by lane. With the row factor of block I that is
+    exp(G_i - G_j): both are at most 1 for gates that are not positive, so the product is as good, 0 included."""
+    return exp2(before - gate_by_lane)
 
 
-def column_factor(gates: Gates, row: int, column: int):
-    """exp(R - G_j), R the gate before block ``row``, j in block ``column``; by lane. Both factors are at most 1 for
-    gates that are not positive, so their product is as good as exp(G_i - G_j), 0 included."""
-    return exp2(gates.before[row] - gates.gate_by_lane[column])
+@dataclass(frozen=True)
+class Diagonal:
+    """Inverse of a diagonal block: the tile C^T, p(C^T), and p(C) (None where nobody needs it)."""
+
+    tile: object
+    transposed: object
+    natural: object
 
 
-def invert_diagonal(m, mask: Masks, natural: bool):
-    """(p(C^T), the tile C^T, p(C) if ``natural``) of one block; ten products, six of them in a row."""
-    near, far = m & mask.near, m & mask.far
-    near_t = pack(product(near, mask.identity))
-    square = pack(product(near_t, near)) | mask.identity
-    near_t = near_t | mask.identity
-    inner = product(near_t, square)
-    inner_p, inner_t = pack(inner), pack(product(square, near_t))
-    f_t = pack(product(far, inner_t))
-    f = pack(product(inner_t, far))
-    f_square_t = pack(product(f, f_t)) | mask.identity
-    last = pack(product(f_t, inner_p, inner))
-    transposed = product(last, f_square_t)
-    return transposed, pack(transposed), pack(product(f_square_t, last)) if natural else None
+def invert_diagonal(blocks, mask: Masks) -> list[Diagonal]:
+    """``blocks``: (p(M), whether p(C) is needed). Ten products each, six of them in a row, so the blocks go in step:
+    the products of the others fill the time until one has its result."""
+
+    def each(function, *lists):
+        return [function(*items) for items in zip(*lists, strict=True)]
+
+    def packed(lefts, rights):
+        return [pack(tile) for tile in each(product, lefts, rights)]
+
+    near = [m & mask.near for m, _ in blocks]
+    far = [m & mask.far for m, _ in blocks]
+    identity = [mask.identity for _ in blocks]
+    near_t = packed(near, identity)
+    square = [x | mask.identity for x in packed(near_t, near)]
+    near_t = [x | mask.identity for x in near_t]
+    inner = each(product, near_t, square)
+    inner_t = packed(square, near_t)
+    inner_p = [pack(tile) for tile in inner]
+    f_t = packed(far, inner_t)
+    f = packed(inner_t, far)
+    f_square_t = [x | mask.identity for x in packed(f, f_t)]
+    last = [pack(tile) for tile in each(product, f_t, inner_p, inner)]
+    tiles = each(product, last, f_square_t)
+    naturals = [
+        pack(product(left, right)) if needed else None
+        for left, right, (_, needed) in zip(f_square_t, last, blocks, strict=True)
+    ]
+    return [Diagonal(tile, pack(tile), natural) for tile, natural in zip(tiles, naturals, strict=True)]
 
 
 def pair_product(first, second, wide: bool):
@@ -102,12 +121,11 @@ def pair_product(first, second, wide: bool):
     return product(*second, product(*first))
 
 
-def merge(lower, diagonal, wide: bool):
-    """Tiles of Y = C^T on and above the diagonal, {(J, I): tile}, from p(M_IJ) below it (``lower[I, J]``) and
-    ``diagonal[I]`` = (tile Y_II, p(Y_II), p(C_II)): pairs of blocks first, then the pair of pairs."""
-    y = {(block, block): diagonal[block][0] for block in range(BLOCKS)}
-    p_y = [part[1] for part in diagonal]
-    p_c = [part[2] for part in diagonal]
+def merge(lower, diagonal: list[Diagonal], wide: bool):
+    """Tiles of Y = C^T on and above the diagonal, {(J, I): tile}, from p(M_IJ) below it (``lower[I, J]``) and the
+    inverses of the diagonal blocks: pairs of blocks first, then the pair of pairs."""
+    y = {(i, i): block.tile for i, block in enumerate(diagonal)}
+    p_y, p_c = [block.transposed for block in diagonal], [block.natural for block in diagonal]
     inner = pack(product(lower[1, 0], p_y[1]))
     y[0, 1] = product(p_c[0], inner)
     c_10 = pack(product(inner, p_c[0]))
@@ -124,3 +142,22 @@ def merge(lower, diagonal, wide: bool):
         y[1, column] = product(p_c[1], x[1])
         y[0, column] = pair_product((p_c[0], x[0]), (c_10, x[1]), wide)
     return y
+
+
+def column(lower, naturals, diagonal: Diagonal, block: int, wide: bool):
+    """Tiles Y_JI of one column I = ``block`` of Y = C^T, J = 0..I: Y_JI = Y_JJ sum of M^T_JK Y_KI over J < K <= I, from
+    p(M_KJ) (``lower[K, J]``), p(C_JJ) (``naturals[J]``) and the inverse of the column's own diagonal block."""
+    tiles, packed = {block: diagonal.tile}, {block: diagonal.transposed}
+    for row in reversed(range(block)):
+        terms = [(lower[k, row], packed[k]) for k in range(block, row, -1)]
+        total = None
+        while terms:
+            if wide and len(terms) > 1:
+                first, second = terms.pop(0), terms.pop(0)
+                total = product(joined(first[0], second[0]), joined(first[1], second[1]), total)
+            else:
+                total = product(*terms.pop(0), total)
+        tiles[row] = product(naturals[row], pack(total))
+        if row:
+            packed[row] = pack(tiles[row])
+    return tiles

@@ -42,9 +42,10 @@ class LaunchFacts:
     """How to launch one kernel, and what it takes of a compute unit.
 
     ``symbol`` names the kernel in its code object. ``arguments`` fill the ``kernarg_bytes`` of the segment from the
-    start; two null pointers may follow. ``block`` is in work-items. ``lds_bytes`` is the LDS that the kernel declares
-    and ``dynamic_lds`` what a launch adds, both per workgroup; ``scratch_bytes`` is per lane. ``vgprs`` counts the
-    unified file, of which ``agprs`` are accumulation registers; VGPR spills go to scratch, SGPR spills to VGPR lanes.
+    start, pointers first; two null pointers may follow. ``block`` is in work-items. ``lds_bytes`` is the LDS that the
+    kernel declares and ``dynamic_lds`` what a launch adds, both per workgroup; ``scratch_bytes`` is per lane. ``vgprs``
+    counts the unified file, of which ``agprs`` are accumulation registers; VGPR spills go to scratch, SGPR spills to
+    lanes of a VGPR.
     """
 
     symbol: str
@@ -76,6 +77,10 @@ class LaunchFacts:
         if self.lds_bytes + self.dynamic_lds > facts.lds_bytes:
             got = f"{self.lds_bytes + self.dynamic_lds} bytes in {self.symbol}"
             raise value_error("LDS", got, f"at most the {facts.lds_bytes} bytes of {self.arch}")
+        kinds = [argument.kind == "pointer" for argument in self.arguments]
+        if kinds != sorted(kinds, reverse=True):
+            got = ", ".join(f"{argument.name} {argument.kind}" for argument in self.arguments)
+            raise value_error("facts.arguments", got, "pointers first")
         end = 0
         for argument in self.arguments:
             start = -(-end // argument.size) * argument.size

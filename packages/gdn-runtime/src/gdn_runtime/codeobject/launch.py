@@ -6,9 +6,8 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from operator import itemgetter
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from torch import Tensor
 
@@ -29,6 +28,12 @@ _EXPECTED: dict[ArgumentKind, str] = {
     "f32": "a float or an int",
 }
 _NUMBERS = frozenset((int, float, bool))
+_ALLOWED: dict[ArgumentKind, tuple[type, ...]] = {
+    "pointer": (int,),
+    "i32": (int, bool),
+    "i64": (int, bool),
+    "f32": (int, bool, float),
+}
 
 
 class Packer:
@@ -45,40 +50,41 @@ class Packer:
             end = argument.offset + argument.size
         self._struct = struct.Struct(form + f"{facts.kernarg_bytes - end}x" * (facts.kernarg_bytes > end))
         assert self._struct.size == facts.kernarg_bytes
-        positions = [k for k, argument in enumerate(facts.arguments) if argument.kind != "pointer"]
-        # itemgetter gives a tuple only for two and more.
-        self._numbers = itemgetter(*positions) if len(positions) > 1 else lambda args: [args[k] for k in positions]
+        self._pointers = sum(argument.kind == "pointer" for argument in facts.arguments)
 
     def __call__(self, args: Sequence[Value]) -> bytes:
         """The bytes of the segment."""
-        values = [0 if arg is None else arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+        # Most of the time is data_ptr(). No isinstance: of anything but a tensor it costs more than data_ptr().
+        count = self._pointers
+        numbers = args[count:]
         try:
-            # A tensor given for a number would pass as its address.
-            if _NUMBERS.issuperset(map(type, self._numbers(args))):
-                return self._struct.pack(*values)
-        except (struct.error, IndexError, OverflowError):
+            pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
+            # struct takes all that has __index__, a tensor too, by copying it to the host.
+            if _NUMBERS.issuperset(map(type, numbers)):
+                return self._struct.pack(*pointers, *numbers)
+        except (AttributeError, OverflowError, struct.error):
             pass
-        self._refuse(args)
+        return self._struct.pack(*self._checked(args))
 
-    def _refuse(self, args: Sequence[Any]) -> NoReturn:
+    def _checked(self, args: Sequence[Any]) -> list[int | float]:
+        """The values to pack, one by one, addresses among them; the error if one does not fit."""
         symbol, arguments = self._facts.symbol, self._facts.arguments
         if len(args) != len(arguments):
             names = ", ".join(argument.name for argument in arguments)
             raise value_error(f"arguments of {symbol}", len(args), f"{len(arguments)}: {names}")
-        for argument, value in zip(arguments, args, strict=True):
-            name, expected = f"{symbol}: {argument.name}", _EXPECTED[argument.kind]
+        values: list[int | float] = []
+        for argument, given in zip(arguments, args, strict=True):
+            name, expected, value = f"{symbol}: {argument.name}", _EXPECTED[argument.kind], given
             if argument.kind == "pointer":
-                if value is None or isinstance(value, Tensor):
-                    continue
-                if type(value) is not int:
-                    raise type_error(name, repr(value), expected)
-            elif type(value) not in _NUMBERS or (argument.kind != "f32" and isinstance(value, float)):
-                raise type_error(name, repr(value)[:80], expected)
+                value = 0 if given is None else given.data_ptr() if isinstance(given, Tensor) else given
+            if type(value) not in _ALLOWED[argument.kind]:
+                raise type_error(name, repr(given)[:80], expected)
             try:
                 struct.pack("<" + _FORMAT[argument.kind], value)
             except (struct.error, OverflowError):
                 raise value_error(name, repr(value), expected) from None
-        raise AssertionError(f"{symbol}: every argument fits, all of them do not")
+            values.append(value)
+        return values
 
 
 class LoadedKernel(ABC):

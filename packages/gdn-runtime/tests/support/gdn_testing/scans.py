@@ -187,7 +187,7 @@ def emulate_scan(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """A contiguous copy that begins at a multiple of 256 bytes, as memory of a GPU does: counts of lines depend on it."""
+    """A contiguous copy at a multiple of 256 bytes, as memory of a GPU begins: counts of lines depend on it."""
     size = x.element_size()
     room = torch.empty(x.numel() + 256 // size, dtype=x.dtype)
     return room[-room.data_ptr() % 256 // size :][: x.numel()].view(x.shape).copy_(x)

@@ -18,6 +18,18 @@ from gdn_runtime import env
 
 ROOT = Path(__file__).parents[4]
 SOURCE = Path(env.__file__).parent
+DEFAULTS = env.Settings(
+    backend="auto",
+    prepare_mode="auto",
+    check_indices=False,
+    k5_block_v=None,
+    arch="",
+    tables="",
+    jit=False,
+    jit_cache_dir="",
+    hip_library="",
+    flydsl_runtime_run_only=False,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +50,7 @@ def forget() -> None:
 
 
 def test_defaults() -> None:
-    assert env.settings() == env.Settings("auto", "auto", False, None, "", "")
+    assert env.settings() == env.Settings(**{var.attribute: var.parse("") for var in env.VARIABLES})
 
 
 def test_every_field_of_settings_has_a_variable_of_its_type() -> None:
@@ -73,7 +85,7 @@ def test_legal_values(monkeypatch: pytest.MonkeyPatch, name: str, text: str, val
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("GDN_BACKEND", "flydsl"),
+        ("GDN_BACKEND", "hip"),
         ("GDN_PREPARE_MODE", "both"),
         ("GDN_CHECK_INDICES", "2"),
         ("GDN_CHECK_INDICES", "maybe"),
@@ -141,7 +153,7 @@ def test_override_nests_and_ends() -> None:
             inner = env.settings()
             assert (inner.backend, inner.k5_block_v, inner.check_indices) == ("triton", None, True)
         assert env.settings() == outer
-    assert env.settings() == env.Settings("auto", "auto", False, None, "", "")
+    assert env.settings() == env.Settings(**{var.attribute: var.parse("") for var in env.VARIABLES})
 
 
 def test_override_ends_with_an_exception_and_survives_reload(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,12 @@ def scalar_load(address: fx.Int64, byte_offset: object = 0, kind: type = fx.Int3
 
 
 def offset64(count: object, stride: object) -> fx.Int64:
-    """``count * stride`` bytes in 64 bits; ``count`` and ``stride`` are Int32 or Int64, signed."""
-    return fx.Int64(count) * fx.Int64(stride)
+    """``count * stride`` bytes in 64 bits. An Int32 counts as unsigned, which saves two scalar multiplications."""
+    return _unsigned64(count) * _unsigned64(stride)
+
+
+def _unsigned64(x: object) -> fx.Int64:
+    return fx.Int64(fx.Uint32(x)) if isinstance(x, fx.Int32) else fx.Int64(x)
 
 
 class Buffer:

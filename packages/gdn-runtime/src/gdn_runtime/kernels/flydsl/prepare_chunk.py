@@ -61,10 +61,15 @@ def root(place: Place, pointer, head, stride_b, stride_t, stride_h):
     return address if place.batch is None else address + offset64(place.batch, stride_b)
 
 
+def key_head(spec: FusedPrepareSpec, head):
+    """Key head of a value head. Unsigned: a signed division takes seven instructions more."""
+    return fx.Int32(fx.Uint32(head) // fx.Uint32(spec.num_heads // spec.num_key_heads))
+
+
 def head_major_row(spec: FusedPrepareSpec, place: Place, head, seq_len):
     """Number of the chunk's first row in [B, H, T], Int64."""
     outer = head if place.batch is None else place.batch * fx.Int32(spec.num_heads) + head
-    return offset64(outer, seq_len) + fx.Int64(place.token)
+    return offset64(outer, seq_len) + fx.Int64(fx.Uint32(place.token))
 
 
 class Rows:

@@ -25,6 +25,7 @@ from .prepare_chunk import (
     cumulate,
     head_major_row,
     in_log2,
+    key_head,
     load_gain,
     load_gate,
     locate,
@@ -77,12 +78,11 @@ def prepare_chunk(spec: FusedPrepareSpec, a, head, wave, lane, regions) -> None:
     place = locate(spec, a)
     for_u, half = wave < fx.Int32(2), wave & fx.Int32(1)
 
-    key_head = head // fx.Int32(spec.num_heads // spec.num_key_heads)
     gate_root = root(place, a.g, head, a.g_stride_b, a.g_stride_t, a.g_stride_h)
     gain_root = root(place, a.beta, head, a.beta_stride_b, a.beta_stride_t, a.beta_stride_h)
     gate = load_gate(place, gate_root, a.g_stride_t, lane)
     gain = load_gain(spec, place, gain_root, a.beta_stride_t, lane)
-    key_root = root(place, a.k, key_head, a.k_stride_b, a.k_stride_t, a.k_stride_h)
+    key_root = root(place, a.k, key_head(spec, head), a.k_stride_b, a.k_stride_t, a.k_stride_h)
     keys = Rows(place, key_root, a.k_stride_t, by_block=False)
     by_token = [load_by_token(keys, (wave + fx.Int32(next_)) & fx.Int32(3), lane) for next_ in range(3)]
     value_root = root(place, a.v, head, a.v_stride_b, a.v_stride_t, a.v_stride_h)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import flydsl.expr as fx
+from flydsl.expr.typing import Vector as Vec
 
 from ..common.lanes import TILE, joined, words, zeros
 from ..common.numeric import exp2, fp16_pair, mfma_fp16
@@ -44,22 +45,21 @@ class Masks:
 
 def masks(lane) -> Masks:
     n, q = lane % fx.Int32(TILE), lane // fx.Int32(TILE)
-    home, near, identity = n // fx.Int32(4), [], []
-    for pair in range(2):
-        row = q * fx.Int32(4) + fx.Int32(2 * pair)
-        same = q == home
-        low = (same & (row > n)).select(fx.Int32(0xFFFF), fx.Int32(0))
-        high = (same & (row + fx.Int32(1) > n)).select(fx.Int32(-0x10000), fx.Int32(0))
-        near.append(low | high)
-        low = (row == n).select(fx.Int32(ONE), fx.Int32(0))
-        high = (row + fx.Int32(1) == n).select(fx.Int32(ONE << 16), fx.Int32(0))
-        identity.append(low | high)
-    far = (q > home).select(fx.Int32(-1), fx.Int32(0))
-    return Masks(words(*near), words(far, far), words(*identity))
+    home, column = n // fx.Int32(4), fx.Int64((n % fx.Int32(4)) * fx.Int32(16))
+    near, far = q == home, (q > home).select(fx.Int32(-1), fx.Int32(0))
+    # A lane's four elements of a column in 64 bits: those below the diagonal, and the one on it.
+    below, on = (
+        [near.select(word, fx.Int32(0)) for word in _words(fx.Int64(bits) << column)] for bits in (-0x10000, ONE)
+    )
+    return Masks(words(*below), words(far, far), words(*on))
+
+
+def _words(value):
+    return Vec.from_elements([value], fx.Int64).bitcast(fx.Int32)
 
 
 def exp2_tile(tile):
-    return fx.Vector.from_elements([exp2(tile[r]) for r in range(4)], fx.Float32)
+    return Vec.from_elements([exp2(tile[r]) for r in range(4)], fx.Float32)
 
 
 def diagonal_m(keys, gates: Gates, block: int):

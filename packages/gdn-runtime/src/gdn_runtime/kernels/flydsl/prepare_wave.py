@@ -16,6 +16,7 @@ from .prepare_chunk import (
     cumulate,
     head_major_row,
     in_log2,
+    key_head,
     load_gain,
     load_gate,
     locate,
@@ -39,14 +40,16 @@ def prepare_head(spec: FusedPrepareSpec, a, head, wave, lane, region) -> None:
     """One chunk of value head ``head`` by one wave."""
     wide = spec.arch == "gfx950"
     place = locate(spec, a)
-    key_head = head // fx.Int32(spec.num_heads // spec.num_key_heads)
-    keys = Rows(place, root(place, a.k, key_head, a.k_stride_b, a.k_stride_t, a.k_stride_h), a.k_stride_t, True)
+    keys = Rows(
+        place, root(place, a.k, key_head(spec, head), a.k_stride_b, a.k_stride_t, a.k_stride_h), a.k_stride_t, True
+    )
     gate_root = root(place, a.g, head, a.g_stride_b, a.g_stride_t, a.g_stride_h)
     gain_root = root(place, a.beta, head, a.beta_stride_b, a.beta_stride_t, a.beta_stride_h)
     gate = load_gate(place, gate_root, a.g_stride_t, lane)
     gain = load_gain(spec, place, gain_root, a.beta_stride_t, lane)
     by_token = [load_by_token(keys, block, lane) for block in range(BLOCKS)]
-    values = Rows(place, root(place, a.v, head, a.v_stride_b, a.v_stride_t, a.v_stride_h), a.v_stride_t, True)
+    value_root = root(place, a.v, head, a.v_stride_b, a.v_stride_t, a.v_stride_h)
+    values = Rows(place, value_root, a.v_stride_t, by_block=True)
     row = head_major_row(spec, place, head, a.seq_len)
     u, w = Outputs(place, a.u, row), Outputs(place, a.w, row)
     lds.sched_fence()

@@ -192,10 +192,12 @@ def test_unavailable_backends_are_listed_with_the_reason(monkeypatch: pytest.Mon
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UnsupportedError) as caught:
         chunk_gated_delta_rule(**dense() | {"backend": "triton"})
-    reference, triton = caught.value.supported
+    reference, triton, flydsl, emulate = caught.value.supported
     assert str(reference).startswith("reference (available: ")
     assert str(triton).startswith("triton (not available: ")
     assert "interpreter" in str(triton) or "not installed" in str(triton)
+    assert str(flydsl) == "flydsl (not available: runs on gfx942 and gfx950 GPUs only)"
+    assert str(emulate).startswith(("emulate (available: ", "emulate (not available: the package cdna-emu is not"))
 
 
 def test_explain_raises_what_the_call_raises() -> None:

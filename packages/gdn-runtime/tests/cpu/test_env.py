@@ -50,7 +50,7 @@ def forget() -> None:
 
 
 def test_defaults() -> None:
-    assert env.settings() == env.Settings(**{var.attribute: var.parse("") for var in env.VARIABLES})
+    assert env.settings() == DEFAULTS
 
 
 def test_every_field_of_settings_has_a_variable_of_its_type() -> None:
@@ -153,7 +153,7 @@ def test_override_nests_and_ends() -> None:
             inner = env.settings()
             assert (inner.backend, inner.k5_block_v, inner.check_indices) == ("triton", None, True)
         assert env.settings() == outer
-    assert env.settings() == env.Settings(**{var.attribute: var.parse("") for var in env.VARIABLES})
+    assert env.settings() == DEFAULTS
 
 
 def test_override_ends_with_an_exception_and_survives_reload(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from gdn_runtime import reference
 from gdn_runtime.codeobject import CodeObject
 from gdn_runtime.codeobject.emulate import EmulatorLauncher, collect_results
 from gdn_runtime.plan import ChunkPlan
-from gdn_runtime.spec import OptStateScanSpec, VkStateScanSpec
+from gdn_runtime.spec import LOG2E, OptStateScanSpec, VkStateScanSpec
 
+from .compare import assert_bitwise_equal, assert_close_rel
 from .inputs import GdnInputs, make_inputs
 from .poison import poisoned
 from .stages import plan_for, snapshots_for
@@ -201,29 +202,95 @@ def reserved(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def reference_scan(problem: ScanProblem, *, snapshot_dtype: str = "fp32", state_dtype: str = "fp32") -> ScanResult:
-    """K5 of the reference backend: fp32 sums, rounding where the kernels round, to nearest."""
+def expected_scan(
+    spec: ScanSpec,
+    problem: ScanProblem,
+    *,
+    pool: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+) -> ScanResult:
+    """K5 of ``problem`` in fp32, chunk by chunk, cut to bf16 where ``spec`` says and how it says. With ``pool``, the
+    final states are a copy of it in which the slots of ``state_indices`` [N] that exist are replaced."""
     plan, inputs = problem.plan, problem.inputs
-    h = snapshots_for(inputs, plan, TORCH[snapshot_dtype])
-    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype)
-    final = poisoned(plan.num_seqs, inputs.num_heads, 128, 128, dtype=TORCH[state_dtype])
-    reference.state_scan(
-        inputs.k,
-        problem.w,
-        problem.u,
-        g=problem.g,
-        gk=problem.gk,
-        h=h,
-        v_new=v_new,
-        initial_state=problem.initial_state,
-        final_state=final,
-        state_indices=None,
-        has_initial_state=None,
-        plan=plan,
-        use_exp2=problem.use_exp2,
-        g_head_major=True,
-    )
-    return ScanResult(h, v_new, final)
+    truncate = getattr(spec, "rounding", "nearest") == "truncate"
+    group = inputs.num_heads // inputs.num_key_heads
+
+    def cut(x: Tensor) -> Tensor:
+        return (x.view(torch.int32) & -0x10000).view(torch.float32) if truncate else x.bfloat16().float()
+
+    def stored(x: Tensor, dtype: str) -> Tensor:
+        return x if dtype == "fp32" else cut(x).bfloat16()
+
+    def decay(x: Tensor) -> Tensor:
+        return torch.exp(x / LOG2E if problem.use_exp2 else x)
+
+    h = snapshots_for(inputs, plan, TORCH[getattr(spec, "snapshot_dtype", "bf16")])
+    chunks = h.view(-1, *h.shape[2:])
+    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype) if spec.save_new_value else None
+    source = problem.initial_state if pool is None else pool
+    slots = plan.num_seqs if pool is None else pool.shape[0]
+    if pool is not None:
+        final = pool.clone()
+    else:
+        final = poisoned(plan.num_seqs, inputs.num_heads, 128, 128, dtype=TORCH[spec.state_dtype])
+    chunk, begin = 0, 0
+    for n, length in enumerate(inputs.seq_lens):
+        slot = n if state_indices is None else int(state_indices[n])
+        state = torch.zeros(inputs.num_heads, 128, 128)
+        known = has_initial_state is None or bool(has_initial_state[n])
+        if spec.use_initial_state and 0 <= slot < slots and known:
+            state = source[slot].float()
+        batch, begin = (0, begin) if plan.is_varlen else (n, 0)
+        for first in range(begin, begin + length, 64):
+            rows = slice(first, min(first + 64, begin + length))
+            chunks[chunk] = stored(state, getattr(spec, "snapshot_dtype", "bf16"))
+            chunk += 1
+            value = problem.u[batch, :, rows].float() - problem.w[batch, :, rows].float() @ cut(state).transpose(1, 2)
+            if v_new is not None:
+                v_new[batch, :, rows] = cut(value).bfloat16()
+            if problem.g is not None:
+                gates = problem.g[batch, :, rows, None]
+                value = value * decay(gates[:, -1:] - gates)
+                state = state * decay(gates[:, -1:])
+            if problem.gk is not None:
+                state = state * problem.gk[batch, rows.stop - 1].exp()[:, None]
+            keys = inputs.k[batch, rows].float().transpose(0, 1).repeat_interleave(group, 0)
+            state = state + cut(value).transpose(1, 2) @ keys
+        if 0 <= slot < slots:
+            final[slot] = stored(state, spec.state_dtype)
+        begin += length if plan.is_varlen else 0
+    return ScanResult(h, v_new, final if spec.store_final_state else None)
+
+
+def assert_as_expected(
+    spec: ScanSpec, problem: ScanProblem, result: ScanResult, *, tolerance: float = 1e-3, **states: Tensor | None
+) -> None:
+    """``result`` is that of ``expected_scan`` up to ``tolerance`` (relative L2), and rows past the last sequence are
+    untouched. The tolerance is for single roundings to bf16 (4e-3) that fell the other way; measured: at most 2e-5.
+
+    ``states``: the pool as it was, and what else ``expected_scan`` takes.
+    """
+    expected = expected_scan(spec, problem, **states)
+    used = problem.inputs.num_tokens
+    if result.h.numel():
+        assert_close_rel(result.h, expected.h, tolerance, "h")
+    assert (result.v_new is None) == (expected.v_new is None)
+    if result.v_new is not None and expected.v_new is not None:
+        assert_close_rel(result.v_new[:, :, :used], expected.v_new[:, :, :used], tolerance, "v_new")
+        assert result.v_new[:, :, used:].isnan().all()
+    assert (result.final_state is None) == (expected.final_state is None)
+    if result.final_state is None or expected.final_state is None:
+        return
+    final, exact = result.final_state, expected.final_state
+    if states.get("pool") is not None:
+        given = [int(x) for x in states["state_indices"]]
+        kept = [n for n in range(len(final)) if n not in given]
+        assert_bitwise_equal(final[kept], states["pool"][kept], "slots of no sequence")
+        written = [n for n in range(len(final)) if n in given]
+        final, exact = final[written], exact[written]
+    if final.numel():
+        assert_close_rel(final, exact, tolerance, "final_state")
 
 
 def without_states(problem: ScanProblem) -> ScanProblem:

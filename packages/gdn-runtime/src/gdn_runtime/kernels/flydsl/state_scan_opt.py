@@ -1,0 +1,309 @@
+"""K5 `opt`: the state scan over the chunks of a sequence, for gfx942 and gfx950.
+
+Per chunk of 64 tokens, S [V, K] fp32, from the snapshot h = S on (products of bf16 operands, sums in fp32):
+    v_new = u - w @ bf16(S)^T                                       stored as bf16, not gated
+    S = exp(G_L) * S [* exp(gk_L[k])] + bf16(v_new * exp(G_L - G))^T @ k
+G: cumulated log gate of the chunk's tokens, G_L and gk_L those of its last valid token.
+
+A workgroup has BV columns of v of one (sequence, value head); its four waves split the rows of both products: wave w
+computes v_new of tokens 16w..16w+15 and rows 32w..32w+31 (k) of S^T, which stays in its registers, lane = v. So rows of
+w, and the columns of k that a wave needs, are its own: they come from global memory straight into its registers. Only
+bf16(S) (256*BV bytes) and the gated v_new (128*BV bytes) go through LDS, between two barriers per chunk:
+    write S | barrier | w @ S^T, gate, write gated v_new | barrier | v_new^T @ k
+What changes lanes for registers is multiplied by -I (``lanes.minus_transposed``, exact): u (as it is subtracted), k,
+and v_new before its store. The signs cancel: the sums hold -v_new, and k^T is -k^T.
+
+Loads run two chunks ahead, in two sets of registers: one in-order counter holds loads and stores of a wave, so a load
+that is waited for two chunks later never waits for a recent store. The loop's turn is two chunks; an odd last chunk
+follows it.
+
+Infinities and NaN: 0 * inf and 0 * NaN are NaN, so the products with -I spread one such element over 16 of its
+neighbours, always of the same sequence and head: of u over the 16 columns of its tile of v, of k over the 16 rows of
+its tile of k, of v_new over the 16 tokens of its tile. Rows past the end of a sequence are never read.
+"""
+
+from __future__ import annotations
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+from flydsl.expr.typing import Vector as Vec
+
+from ...spec.base import LOG2E
+from ...spec.flydsl import OptStateScanSpec
+from ..common import lanes, lds, numeric
+from .state_scan_memory import Arguments, Traffic
+
+S_TILE = 1024
+"""Bytes of LDS of one k group of 32 rows and one tile of v of bf16(S): 16 bytes per lane."""
+
+GATED_TILE = 512
+"""Bytes of LDS of 16 tokens and one tile of v of the gated v_new: 8 bytes per lane."""
+
+
+class Scan:
+    """The arithmetic of one workgroup: what registers and LDS hold, and the steps of a chunk.
+
+    bf16(S) in LDS: the 8 k of group q in rows 32p.. of column n of a tile lie at 16-byte slot 16*q + (n ^ (4p + q)) of
+    the (p, tile) part. In that order the writes, the reads as B operand (lane = q, n) and the reads by rows of v
+    (lane = p, q: 256 contiguous bytes of h per 16 lanes) are all without bank conflicts.
+    """
+
+    def __init__(self, spec: OptStateScanSpec, args: Arguments):
+        self.spec = spec
+        self.wide = spec.arch == "gfx950"
+        self.tiles = spec.block_v // lanes.TILE
+        wave, lane = lanes.wave_and_lane()
+        group, column = lane // fx.Int32(16), lane % fx.Int32(16)
+        self.traffic = Traffic(spec, args, wave, lane)
+        self.minus_one = lanes.minus_identity(lane)
+        self.odd = (lane & fx.Int32(1)) == fx.Int32(1)
+        panel, gated = lds.regions(4 * S_TILE * self.tiles, 4 * GATED_TILE * self.tiles)
+
+        def slot(p, q, n):
+            unit = q * fx.Int32(16) + (n ^ (p * fx.Int32(4) + q))
+            return p * fx.Int32(S_TILE * self.tiles) + unit * fx.Int32(16)
+
+        self.panel_write = panel.at(slot(wave, group, column))
+        self.panel_read = [panel.at(slot(fx.Int32(p), group, column)) for p in range(4)]
+        self.rows_read = panel.at(slot(column // fx.Int32(4), column % fx.Int32(4), wave * fx.Int32(4) + group))
+        self.gated_write = gated.at(wave * fx.Int32(GATED_TILE) + lane * fx.Int32(8))
+        self.gated_read = gated.at(lane * fx.Int32(8))
+
+    def begin(self):
+        """What the loop carries: windows, state, data of the next two chunks."""
+        traffic, state, first, second = self.traffic.start()
+        return {"traffic": traffic, "state": state, "first": first, "second": second}
+
+    def chunk(self, state, data, half, *, fetch):
+        """One chunk: (next state, data of the chunk after the next if ``fetch``)."""
+        lds.sched_fence()
+        self.publish(state)
+        lds.sched_fence()
+        self.traffic.wait_fetched()
+        lds.barrier()
+        lds.sched_fence()
+        keys = [self.minus_keys(rows) for rows in data["k"]]
+        delta = self.minus_new(data)
+        decays, gates = self.decays(data), self.gates(data)
+        lds.sched_fence()
+        # Here all registers of ``data`` have been read: loads into them need no copies, and stores come after loads.
+        following = self.traffic.fetch(half) if fetch else None
+        self.snapshot(state, half)
+        rounded = [self.packed(x) for x in delta]
+        new = [self.exact(lanes.minus_transposed(x, self.minus_one)) for x in rounded]
+        for tile in range(self.tiles):
+            gated = delta[tile] * gates if self.spec.use_g else delta[tile]
+            lds.write(self.packed(gated), self.gated_write, 4 * GATED_TILE * tile)
+        state = [[part if by is None else part * by for part, by in zip(x, decays, strict=True)] for x in state]
+        lds.sched_fence()
+        lds.barrier()
+        lds.sched_fence()
+        if self.spec.save_new_value:
+            self.traffic.store_new(new, half)
+        return self.updated(state, keys), following
+
+    def pair(self, low, high):
+        return numeric.bf16_pair(low, high, self.spec.rounding, self.spec.arch)
+
+    def packed(self, tile):
+        """A C tile, rounded, as an operand of K = 16."""
+        return lanes.words(*(self.pair(tile[r], tile[r + 1]) for r in (0, 2)))
+
+    def exact(self, tile):
+        """``packed`` of a tile of bf16 numbers."""
+        return lanes.words(*(lanes.pack_truncated(tile[r], tile[r + 1]) for r in (0, 2)))
+
+    def publish(self, state):
+        """bf16(S) to LDS."""
+        for tile in range(self.tiles):
+            words = lanes.joined(*(self.packed(part) for part in state[tile]))
+            lds.write(words, self.panel_write, S_TILE * tile)
+
+    def minus_keys(self, rows):
+        """-k^T of 16 tokens and the wave's 32 k, by tiles of k, as A operands; ``rows``: lane = token."""
+        return [self.exact(lanes.minus_transposed(part, self.minus_one)) for part in lanes.halves(rows)]
+
+    def minus_new(self, data):
+        """-v_new = w @ S^T - u by tiles of v, not rounded."""
+        tiles = [lanes.zeros() for _ in range(self.tiles)]
+        for p in range(4):
+            for i in range(self.tiles):
+                state = lds.read(self.panel_read[p], 4, S_TILE * i)
+                tiles[i] = lanes.mfma_k32(data["w"][p], state, tiles[i], wide=self.wide)
+            if self.spec.sched_barrier:
+                lds.sched_fence(lds.MFMA)
+        values = [self.traffic.values_of(data["u"], i) for i in range(self.tiles)]
+        return [lanes.mfma_k16(x, self.minus_one, tile) for x, tile in zip(values, tiles, strict=True)]
+
+    def gates(self, data):
+        """exp(G_L - G) of the 4 tokens of a lane's rows; one exponential per lane, moved among groups of 4 lanes."""
+        if not self.spec.use_g:
+            return None
+        gate = numeric.exp2(self.log2(data["g_last"] - data["g"]))
+        return Vec.from_elements([lanes.of_quad(gate, r) for r in range(4)], fx.Float32)
+
+    def decays(self, data):
+        """What both halves of the state's k are multiplied by, or None."""
+        decay = self.log2(data["g_last"]) if self.spec.use_g else None
+        if self.spec.use_gk:
+            channels = [x * fx.Float32(LOG2E) for x in data["gk"]]
+            exponents = [x if decay is None else x + decay for x in channels]
+            return [Vec.from_elements([numeric.exp2(x[r]) for r in range(4)], fx.Float32) for x in exponents]
+        return [None if decay is None else numeric.exp2(decay)] * 2
+
+    def log2(self, gate):
+        """A log gate in log2 units."""
+        return gate if self.spec.use_exp2 else gate * fx.Float32(LOG2E)
+
+    def updated(self, state, keys):
+        """state + gated v_new^T @ k: two steps of 32 tokens."""
+        state = [list(tile) for tile in state]
+        for step in range(2):
+            for tile in range(self.tiles):
+                at = [4 * GATED_TILE * tile + GATED_TILE * (2 * step + i) for i in range(2)]
+                value = lanes.joined(*(lds.read(self.gated_read, 2, x) for x in at))
+                for part in range(2):
+                    key = lanes.joined(*(keys[2 * step + i][part] for i in range(2)))
+                    state[tile][part] = lanes.mfma_k32(key, value, state[tile][part], wide=self.wide)
+        return state
+
+    def snapshot(self, state, half):
+        """Store S in whole 128-byte lines: bf16 by rows from LDS; fp32 from registers, after neighbour lanes have
+        exchanged halves, so that 8 lanes have 128 contiguous bytes of a row."""
+        for tile in range(self.tiles):
+            if self.spec.snapshot_dtype == "bf16":
+                self.traffic.store_snapshot(lds.read(self.rows_read, 4, S_TILE * tile), tile, half)
+                continue
+            low, high = (part.bitcast(fx.Int32) for part in state[tile])
+            both = [lanes.exchanged(low[r], high[r], self.odd) for r in range(4)]
+            for row in range(2):
+                self.traffic.store_snapshot(lanes.words(*(x[row] for x in both)), tile, half, row)
+
+
+def two_chunks(scan, carry):
+    """A turn of the loop."""
+    traffic = scan.traffic
+    traffic.resume(carry["traffic"])
+    traffic.advance_loads()
+    state, first = scan.chunk(carry["state"], carry["first"], 0, fetch=True)
+    state, second = scan.chunk(state, carry["second"], 1, fetch=True)
+    traffic.advance_stores()
+    return {"traffic": traffic.carry(), "state": state, "first": first, "second": second}
+
+
+def last_chunk(scan, carry):
+    """The last of an odd number of chunks."""
+    scan.traffic.resume(carry["traffic"])
+    state, _ = scan.chunk(carry["state"], carry["first"], 0, fetch=False)
+    return {**carry, "state": state}
+
+
+def build(spec: OptStateScanSpec):
+    """The launcher and example arguments of one specialization."""
+
+    @flyc.kernel(name=spec.kernel, known_block_size=list(spec.block))
+    def state_scan_opt(
+        k: fx.Int64,
+        w: fx.Int64,
+        u: fx.Int64,
+        g: fx.Int64,
+        gk: fx.Int64,
+        h: fx.Int64,
+        v_new: fx.Int64,
+        initial_state: fx.Int64,
+        final_state: fx.Int64,
+        state_indices: fx.Int64,
+        has_initial_state: fx.Int64,
+        cu_seqlens: fx.Int64,
+        chunk_offsets: fx.Int64,
+        k_stride_b: fx.Int64,
+        k_stride_h: fx.Int64,
+        initial_stride: fx.Int64,
+        final_stride: fx.Int64,
+        seq_len: fx.Int32,
+        k_stride_t: fx.Int32,
+        num_slots: fx.Int32,
+        index_bytes: fx.Int32,
+    ):
+        args = Arguments(
+            k,
+            w,
+            u,
+            g,
+            gk,
+            h,
+            v_new,
+            initial_state,
+            final_state,
+            state_indices,
+            has_initial_state,
+            cu_seqlens,
+            chunk_offsets,
+            k_stride_b,
+            k_stride_h,
+            initial_stride,
+            final_stride,
+            seq_len,
+            k_stride_t,
+            num_slots,
+            index_bytes,
+        )
+        scan = Scan(spec, args)
+        chunks = scan.traffic.chunks
+        carry = scan.begin()
+        for _ in range(fx.Int32(0), chunks >> fx.Int32(1), fx.Int32(1), unroll=1):
+            carry = two_chunks(scan, carry)
+        if (chunks & fx.Int32(1)) == fx.Int32(1):
+            carry = last_chunk(scan, carry)
+        scan.traffic.finish(carry["state"], scan.packed)
+
+    @flyc.jit
+    def launch(
+        k: fx.Int64,
+        w: fx.Int64,
+        u: fx.Int64,
+        g: fx.Int64,
+        gk: fx.Int64,
+        h: fx.Int64,
+        v_new: fx.Int64,
+        initial_state: fx.Int64,
+        final_state: fx.Int64,
+        state_indices: fx.Int64,
+        has_initial_state: fx.Int64,
+        cu_seqlens: fx.Int64,
+        chunk_offsets: fx.Int64,
+        k_stride_b: fx.Int64,
+        k_stride_h: fx.Int64,
+        initial_stride: fx.Int64,
+        final_stride: fx.Int64,
+        seq_len: fx.Int32,
+        k_stride_t: fx.Int32,
+        num_slots: fx.Int32,
+        index_bytes: fx.Int32,
+    ):
+        state_scan_opt(
+            k,
+            w,
+            u,
+            g,
+            gk,
+            h,
+            v_new,
+            initial_state,
+            final_state,
+            state_indices,
+            has_initial_state,
+            cu_seqlens,
+            chunk_offsets,
+            k_stride_b,
+            k_stride_h,
+            initial_stride,
+            final_stride,
+            seq_len,
+            k_stride_t,
+            num_slots,
+            index_bytes,
+        ).launch(grid=(1, 1, 1), block=spec.block)
+
+    launch.compile_hints["waves_per_eu"] = "1,2"
+    return launch, [fx.Int64(0)] * 17 + [fx.Int32(0)] * 4

@@ -1,6 +1,6 @@
 """Compiling at run time, and the folder that keeps what was compiled.
 
-A spec has two plain files there: ``NAME.hsaco``, the code, and ``NAME.json``, its facts with the sha256 of the code and
+A spec has two plain files there: ``NAME.hsaco``, the code, and ``NAME.json``, its facts, the sha256 of both, and
 all that the code depends on: the spec, KERNEL_ABI, the kernels' sources, the compilers' versions. Those also make NAME,
 so an entry is never out of date. Both files appear whole or not at all, the JSON last; what is loaded is checked.
 """
@@ -45,7 +45,8 @@ def make(spec: KernelSpec, folder: str) -> CodeObject:
         code = _load(spec, identity, place)
         if code is None:
             code = compile_spec(spec)
-            entry = {**identity, "sha256": code.digest, "facts": code.facts.to_json()}
+            facts = code.facts.to_json()
+            entry = {**identity, "sha256": code.digest, "facts": facts, "facts_sha256": _digest(facts)}
             _write(place.with_suffix(".hsaco"), code.elf)
             _write(place.with_suffix(".json"), canonical_json(entry).encode() + b"\n")
     return code
@@ -78,8 +79,11 @@ def source_digest(spec: KernelSpec) -> str:
 
 
 def _place(folder: Path, spec: KernelSpec, identity: dict[str, Any]) -> Path:
-    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:32]
-    return folder / f"{spec.kernel}-{spec.arch}-{key}"
+    return folder / f"{spec.kernel}-{spec.arch}-{_digest(identity)[:32]}"
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(values).encode()).hexdigest()
 
 
 def _load(spec: KernelSpec, identity: dict[str, Any], place: Path) -> CodeObject | None:
@@ -90,10 +94,12 @@ def _load(spec: KernelSpec, identity: dict[str, Any], place: Path) -> CodeObject
         return None
     try:
         entry = json.loads(text)
-        if not isinstance(entry, dict) or set(entry) != {*identity, "sha256", "facts"}:
+        if not isinstance(entry, dict) or set(entry) != {*identity, "sha256", "facts", "facts_sha256"}:
             raise ValueError("its fields are not those of an entry")
         if any(entry[name] != value for name, value in json.loads(canonical_json(identity)).items()):
             raise ValueError("it is an entry of something else")
+        if entry["facts_sha256"] != _digest(entry["facts"]):
+            raise ValueError("its facts do not have their sha256")
         code = CodeObject(spec, LaunchFacts.from_json(entry["facts"]), place.with_suffix(".hsaco").read_bytes())
         if code.digest != entry["sha256"]:
             raise ValueError(f"sha256 of the code: got {code.digest}, expected {entry['sha256']}")

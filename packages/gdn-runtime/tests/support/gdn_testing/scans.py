@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gdn_runtime import reference
-from gdn_runtime.codeobject import CodeObject
+from gdn_runtime import env, reference
+from gdn_runtime.codeobject import CodeObject, code_object
 from gdn_runtime.codeobject.emulate import EmulatorLauncher, collect_results
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.spec import LOG2E, OptStateScanSpec, VkStateScanSpec
@@ -113,13 +112,9 @@ def _common(problem: ScanProblem, block_v: int) -> dict[str, Any]:
     }
 
 
-@functools.cache
 def scan_code(spec: ScanSpec) -> CodeObject:
-    """The code object of ``spec``, compiled once per process."""
-    # At the first use: the compiler is not there in every environment that imports these helpers.
-    from gdn_runtime.kernels.compile import compile_spec
-
-    return compile_spec(spec)
+    """The code object of ``spec``, compiled once (``GDN_JIT=1``; kept over processes in GDN_JIT_CACHE_DIR)."""
+    return code_object(spec)
 
 
 def emulate_scan(
@@ -200,6 +195,28 @@ def reserved(*shape: int, dtype: torch.dtype) -> Tensor:
     # Without MAP_NORESERVE (Linux, 0x4000) the system counts every page as if it came.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def far_arguments(spec: ScanSpec, problem: ScanProblem) -> tuple[dict[str, Any], int, int]:
+    """Arguments that put ``problem``, one sequence without spare rows, at the end of a token and a snapshot axis, each
+    more than 2^31 elements long: (``changes`` of ``emulate_scan``, its first row, its first chunk)."""
+    length, heads = problem.inputs.num_tokens, problem.inputs.num_heads
+    begin, chunk = 1 << 25, 70_000
+    tokens = begin + length
+    far: dict[str, Any] = {name: reserved(1, heads, tokens, 128, dtype=torch.bfloat16) for name in ("w", "u", "v_new")}
+    snapshot = TORCH[getattr(spec, "snapshot_dtype", "bf16")]
+    far["h"] = reserved(1, chunk + problem.plan.total_chunks, heads, 128, 128, dtype=snapshot)
+    far["k"] = reserved(1, tokens, problem.inputs.num_key_heads, 128, dtype=torch.bfloat16)
+    far["w"][:, :, begin:], far["u"][:, :, begin:], far["k"][:, begin:] = problem.w, problem.u, problem.inputs.k
+    if problem.g is not None:
+        head_major = getattr(spec, "g_head_major", False)
+        shape = (heads, tokens) if head_major else (tokens, heads)
+        far["g"] = reserved(1, *shape, dtype=torch.float32)
+        by_head = far["g"] if head_major else far["g"].transpose(1, 2)
+        by_head[:, :, begin:] = problem.g
+    far["chunk_offsets"] = torch.tensor([chunk], dtype=torch.int32)
+    far["cu_seqlens"] = torch.tensor([begin, tokens], dtype=torch.int32)
+    return {**far, "seq_len": tokens}, begin, chunk
 
 
 def expected_scan(

@@ -74,6 +74,7 @@ def tests(session: nox.Session) -> None:
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
         "interp": run_suite(session, "interp", f"{TESTS}/interp", interpret="1"),
         "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
+        "amd": run_suite(session, "amd", f"{TESTS}/emu", interpret=None),
         "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
     }
     totals = [count_results(session, name) for name in passed]
@@ -173,21 +174,32 @@ def register_compile(arch: str) -> None:
 
 
 def register_emu(arch: str) -> None:
-    """Register emu-ARCH: the emulator's tests that name the architecture, the slow ones included."""
+    """Register emu-ARCH: the tests of the emulator and of the AMD code objects that name the architecture."""
 
     @nox.session(name=f"emu-{arch}", tags=["emu"])
     def emu_arch(session: nox.Session) -> None:
         install_runtime(session, extra="[test]", triton=True)
         install_emulator(session)
-        if not run_suite(session, "emu", f"{EMULATOR}/tests", "-k", arch, interpret=None):
-            session.error("tests failed")
+        suites = {"emu": f"{EMULATOR}/tests", "amd": f"{TESTS}/emu"}
+        passed = {name: run_suite(session, name, folder, "-k", arch, interpret=None) for name, folder in suites.items()}
+        if not all(passed.values()):
+            session.error(f"failing suites: {', '.join(name for name, green in passed.items() if not green)}")
 
-    emu_arch.__doc__ = f"Run the emulator's tests for {arch}; needs no GPU, but a C compiler."
+    emu_arch.__doc__ = f"Run {arch} code objects on the emulator: its tests and those of gdn-runtime; needs no GPU."
 
 
 for _arch in AMD_ARCHS:
     register_compile(_arch)
     register_emu(_arch)
+
+
+@nox.session
+def counters(session: nox.Session) -> None:
+    """Count on the emulator what the AMD kernels execute; write it into docs/performance.md. Needs no GPU."""
+    install_runtime(session, extra="[test]", triton=True)
+    install_emulator(session)
+    env = {"PYTHONPATH": f"{TESTS}/support", "OMP_NUM_THREADS": "1"}
+    session.run("python", "benchmarks/counters.py", *session.posargs, env=env)
 
 
 @nox.session(venv_backend="none")

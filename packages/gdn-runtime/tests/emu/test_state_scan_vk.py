@@ -14,7 +14,7 @@ from gdn_testing.scans import (
     ScanProblem,
     assert_as_expected,
     emulate_scan,
-    reserved,
+    far_arguments,
     scan_code,
     scan_problem,
     vk_spec,
@@ -112,22 +112,12 @@ def test_outputs_may_be_their_inputs() -> None:
 
 
 def test_offsets_past_32_bits() -> None:
-    """One sequence at the end of a token axis, and of a snapshot axis, of more than 2^31 elements."""
     problem = scan_problem([70], spare_rows=0)
     spec = vk_spec(problem, 64)
     near = emulate_scan(spec, problem)
-    tokens, chunks = (1 << 25) + 100, 70_000
-    begin = tokens - 70
-    far = {name: reserved(1, 2, tokens, 128, dtype=torch.bfloat16) for name in ("w", "u", "v_new")}
-    far["h"] = reserved(1, chunks + 2, 2, 128, 128, dtype=torch.bfloat16)
-    far["k"] = reserved(1, tokens, 1, 128, dtype=torch.bfloat16)
-    far["g"] = reserved(1, tokens, 2, dtype=torch.float32)
-    far["w"][:, :, begin:], far["u"][:, :, begin:] = problem.w, problem.u
-    far["k"][:, begin:], far["g"][:, begin:] = problem.inputs.k, problem.g.transpose(1, 2)
-    far["chunk_offsets"] = torch.tensor([chunks], dtype=torch.int32)
-    far["cu_seqlens"] = torch.tensor([begin, tokens], dtype=torch.int32)
-    result = emulate_scan(spec, problem, changes={**far, "seq_len": tokens})
-    assert_bitwise_equal(far["h"][:, chunks:], near.h, "h")
+    far, begin, chunk = far_arguments(spec, problem)
+    result = emulate_scan(spec, problem, changes=far)
+    assert_bitwise_equal(far["h"][:, chunk:], near.h, "h")
     assert_bitwise_equal(far["v_new"][:, :, begin:], near.v_new, "v_new")
     assert_bitwise_equal(result.final_state, near.final_state, "final_state")
 

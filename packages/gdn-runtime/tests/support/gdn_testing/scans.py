@@ -113,8 +113,9 @@ def _common(problem: ScanProblem, block_v: int) -> dict[str, Any]:
 
 
 def scan_code(spec: ScanSpec) -> CodeObject:
-    """The code object of ``spec``, compiled once (``GDN_JIT=1``; kept over processes in GDN_JIT_CACHE_DIR)."""
-    return code_object(spec)
+    """The code object of ``spec``, compiled once per process, or per GDN_JIT_CACHE_DIR."""
+    with env.override(jit=True):
+        return code_object(spec)
 
 
 def emulate_scan(

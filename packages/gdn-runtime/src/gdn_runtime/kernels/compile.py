@@ -68,8 +68,8 @@ class CompileServer:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._owner = os.getpid()
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-            # The module path of this process, not the current folder: a server finds what its client found.
-            path = os.pathsep.join(entry for entry in sys.path if entry)
+            # The module path of this process: a server finds what its client found.
+            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", SERVER],
                 stdin=subprocess.PIPE,

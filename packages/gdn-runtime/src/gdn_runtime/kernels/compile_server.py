@@ -135,9 +135,8 @@ def _child(request: dict[str, Any], sender: int, stderr: int) -> typing.NoReturn
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         for descriptor in (1, 2):
             os.dup2(stderr, descriptor)
-        spec = spec_from_json(request["spec"])
         try:
-            elf, facts = build(spec)
+            elf, facts = build(spec_from_json(request["spec"]))
             answer = {"elf": base64.b64encode(elf).decode(), "facts": facts.to_json()}
         except Exception as error:  # noqa: BLE001  # whatever a compiler raises goes to whoever asked
             traceback.print_exc()

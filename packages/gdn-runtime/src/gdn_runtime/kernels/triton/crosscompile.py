@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from ...arch import parse_arch
 from ...rules import (
@@ -30,11 +28,11 @@ from ...rules import (
     state_scan_spec,
 )
 from ...spec import PREPARE_MODES, Dtype
+from ..toolchain import compile_triton
 from . import l2norm, output, prepare, state_scan
 from .common import CompileJob
 
 ARCHS = ("gfx942", "gfx950")
-WAVE = 64
 HEADS = ((32, 16), (8, 2), (64, 16), (16, 4))
 """(H, Hg) of Qwen3.5-35B and -397B, whole and split over tensor-parallel devices."""
 
@@ -119,16 +117,9 @@ class Report:
 
 def compile_job(job: CompileJob, arch: str, spec: str) -> Report:
     """Compile one job and read the metadata of its assembly."""
-    source = ASTSource(
-        fn=job.fn,
-        signature=job.signature,
-        constexprs={(job.fn.arg_names.index(name),): value for name, value in job.constants.items()},
-        attrs={(position,): [["tt.divisibility", 16]] for position in job.aligned},
-    )
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     name = job.fn.__name__
     try:
-        binary = triton.compile(source, target=GPUTarget("hip", arch, WAVE), options=options)
+        binary = compile_triton(job, arch)
     except (RuntimeError, ValueError, triton.TritonError) as error:
         return Report(name, spec, error=f"{type(error).__name__}: {error}")
     text = binary.asm["amdgcn"]

@@ -118,6 +118,14 @@ VARIABLES: tuple[Var, ...] = (
         "system (`:`). A later one wins.",
     ),
     Var(
+        "GDN_BUNDLE",
+        "str",
+        "",
+        "Bundles of compiled kernels for AMD GPUs: folders with a manifest.json, or with one such folder per "
+        "architecture, apart by the path separator of the system (`:`); the first that has a kernel serves it. Empty: "
+        "those of the package.",
+    ),
+    Var(
         "GDN_JIT",
         "bool",
         "0",
@@ -160,7 +168,7 @@ class Settings:
     """Parsed values of ``VARIABLES``, one field each.
 
     ``k5_block_v`` is None when the choice is left to ``select``; ``arch`` is "" when the device is to be asked,
-    ``tables`` holds paths, apart by ``os.pathsep``.
+    ``tables`` and ``bundle`` hold paths, apart by ``os.pathsep``.
     """
 
     backend: str
@@ -169,6 +177,7 @@ class Settings:
     k5_block_v: int | None
     arch: str
     tables: str
+    bundle: str
     jit: bool
     jit_cache_dir: str
     hip_library: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UnsupportedError(ValueError):
@@ -39,11 +40,41 @@ class CaptureError(RuntimeError):
     """A stream is being captured, and something would have to be compiled or loaded: warm up first."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} while a stream is being captured: warm up first, with one call of the same kind")
+        super().__init__(
+            f"{what} while a stream is being captured: warm up first, with gdn_runtime.warmup() or one call of the "
+            "same kind"
+        )
 
 
 class CorruptCodeObjectError(RuntimeError):
     """A stored code object is not what was stored."""
+
+
+class BundleError(RuntimeError):
+    """A bundle cannot be used, and nothing of it was. ``path`` is the file or folder at fault."""
+
+    def __init__(self, path: Path, what: str, advice: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {what}. {advice}")
+
+
+class CorruptBundleError(BundleError):
+    """A bundle is not what was built: something of it is missing, has changed, or does not belong to it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(path, what, "The bundle is not what was built, this was not loaded: install the bundle again")
+
+
+class IncompatibleBundleError(BundleError):
+    """A bundle is for another version of gdn-runtime or another architecture. ``got`` and ``expected`` say which."""
+
+    def __init__(self, path: Path, what: str, got: object, expected: object) -> None:
+        self.got, self.expected = got, expected
+        advice = (
+            "The bundle is for something else, nothing of it was loaded: name one that fits in GDN_BUNDLE, or build it "
+            "with the gdn-aot of this release"
+        )
+        super().__init__(path, f"{what}: got {got}, expected {expected}", advice)
 
 
 class CompileError(RuntimeError):

@@ -5,11 +5,13 @@ The compile step reads the facts out of the ELF note once and keeps them as JSON
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from ..arch import parse_arch
 from ..errors import value_error
@@ -20,6 +22,7 @@ MAX_BLOCK = 1024
 NULL_POINTERS = 2
 """Triton ends the arguments of every kernel with this many pointers to scratch memory that these kernels do not use."""
 
+_SPEC_MEMBERS = ("ARGUMENTS", "block", "check", "kernel", "language")
 _COUNTS = ("lds_bytes", "dynamic_lds", "scratch_bytes", "vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills")
 
 
@@ -137,7 +140,8 @@ class LaunchFacts:
 
 def _argument(values: Any) -> KernelArgument:
     _require(values, dict, "facts.arguments")
-    if set(values) != {"name", "kind", "offset"} or values["kind"] not in ARGUMENT_BYTES:
+    kind = values.get("kind")
+    if set(values) != {"name", "kind", "offset"} or not isinstance(kind, str) or kind not in ARGUMENT_BYTES:
         raise value_error("facts.arguments", values, f"name, offset and a kind of {', '.join(ARGUMENT_BYTES)}")
     return KernelArgument(
         _require(values["name"], str, "argument name"), values["kind"], _require(values["offset"], int, "offset")
@@ -161,6 +165,49 @@ def spec_json(spec: KernelSpec) -> dict[str, Any]:
     assert is_dataclass(spec) and not isinstance(spec, type)
     kind = type(spec)
     return {"spec": f"{kind.__module__}:{kind.__qualname__}", **asdict(spec)}
+
+
+def spec_from_json(values: Mapping[str, Any]) -> KernelSpec:
+    """The spec that ``spec_json`` described. Imports nothing: its class must be in a module that was imported.
+
+    Raises ValueError for a class that is no spec of a code object, and for a missing, unknown or mistyped field. What
+    kernels exist for, ``check`` says.
+    """
+    name = values.get("spec")
+    module, _, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    kind = getattr(sys.modules.get(module), attribute, None) if attribute else None
+    if not isinstance(kind, type) or not is_dataclass(kind) or not all(hasattr(kind, x) for x in _SPEC_MEMBERS):
+        raise value_error("class of a spec", repr(name), "module:Name of a spec of code objects that was imported")
+    spec: KernelSpec = _construct(kind, {key: value for key, value in values.items() if key != "spec"})
+    return spec
+
+
+def _construct(kind: Any, values: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)
+    if set(values) != set(hints):
+        raise value_error(f"fields of {kind.__name__}", sorted(values), ", ".join(hints))
+    found = {}
+    for name, hint in hints.items():
+        value = values[name]
+        if is_dataclass(hint):
+            found[name] = _construct(hint, _require(value, dict, f"{kind.__name__}.{name}"))
+        elif get_origin(hint) is Literal:
+            if not any(type(value) is type(choice) and value == choice for choice in get_args(hint)):
+                raise value_error(
+                    f"{kind.__name__}.{name}", repr(value), f"one of {', '.join(map(str, get_args(hint)))}"
+                )
+            found[name] = value
+        elif type(value) is not hint:
+            raise value_error(f"{kind.__name__}.{name}", repr(value), f"a value of type {hint.__name__}")
+        else:
+            found[name] = value
+    return kind(**found)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def spec_text(spec: KernelSpec) -> str:

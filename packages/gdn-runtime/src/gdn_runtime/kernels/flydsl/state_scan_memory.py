@@ -358,7 +358,9 @@ class Traffic:
             high = memory.scalar_load(args.state_indices, at + fx.Int64(args.index_bytes) - fx.Int64(4))
             high = (args.index_bytes == fx.Int32(8)).select(high, low >> fx.Int32(31))
             inside = (high == fx.Int32(0)) & (fx.Uint32(low) < fx.Uint32(args.num_slots))
-            self.slot, self.state_size = fx.Int64(low), inside.select(self.state_size, fx.Int32(0))
+            # Slot 0 in place of a pad: the address of any other number could reach into a window's flags.
+            self.slot = fx.Int64(inside.select(low, fx.Int32(0)))
+            self.state_size = inside.select(self.state_size, fx.Int32(0))
         return self.slot, self.state_size
 
     def _has_state(self):

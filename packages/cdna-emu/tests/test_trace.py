@@ -78,6 +78,13 @@ def test_unique_bytes(stride, unique):
     assert found.unique_bytes(accesses(found)) == unique
 
 
+@pytest.mark.parametrize("stride, lines64", [(4, 5), (64, 64), (0, 1)])
+def test_distinct_lines(stride, lines64):
+    found, _ = traced(stride)
+    assert found.distinct_lines(accesses(found), 64) == lines64
+    assert found.distinct_lines(accesses(found)[:0], 64) == 0
+
+
 def test_unique_bytes_of_widths():
     body = """
   s_load_dwordx2 s[4:5], s[0:1], 0x0

@@ -63,6 +63,14 @@ class Trace:
         changes: npt.NDArray[np.int64] = (both[:, 1:] != both[:, :-1]).sum(axis=1, dtype=np.int64)
         return 1 + changes
 
+    def distinct_lines(self, which: npt.NDArray[np.intp], size: int) -> int:
+        """Distinct aligned lines of ``size`` bytes that the accesses ``which`` touch together: the fewest requests."""
+        chosen = self.accesses[which]
+        on = (chosen["mask"][:, None] & LANE) != 0
+        start = chosen["address"][on]
+        end = (chosen["address"] + chosen["bytes"][:, None] - np.uint64(1))[on]
+        return len(np.unique(np.concatenate([start // np.uint64(size), end // np.uint64(size)])))
+
     def unique_bytes(self, which: npt.NDArray[np.intp]) -> int:
         """Bytes of memory that the accesses ``which`` (indices into ``accesses``) touch, each counted once."""
         ends = []

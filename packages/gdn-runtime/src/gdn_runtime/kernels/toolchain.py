@@ -48,6 +48,8 @@ def environment(folder: Path) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(folder / "triton"),
         # Line information names the files of this checkout.
         "TRITON_DISABLE_LINE_INFO": "1",
+        # The default of 3.9, said aloud: later versions have another.
+        "TRITON_DEFAULT_FP_FUSION": "1",
     }
     found = importlib.util.find_spec("triton")
     if found is not None and found.origin is not None:

@@ -15,7 +15,9 @@ import torch
 
 from . import env, tables
 from .arch import ArchFacts, arch_of, compute_units, parse_arch
-from .errors import UnsupportedError, value_error
+from .codeobject.bundle import Bundle, bundles
+from .codeobject.facts import spec_text
+from .errors import BundleError, UnsupportedError, value_error
 from .log import logger
 from .plan import cdiv
 from .rules import (
@@ -42,6 +44,7 @@ from .spec import (
     Backend,
     Dtype,
     FusedPrepareSpec,
+    KernelSpec,
     L2NormSpec,
     OptStateScanSpec,
     OutputSpec,
@@ -71,7 +74,8 @@ class BackendStatus:
 
 @dataclass(frozen=True)
 class Request:
-    """What a call asks for. ``kernel``, ``rounding`` and ``block_v`` are of K5 on the code-object backends."""
+    """What a call asks for. ``kernel``, ``rounding`` and ``block_v`` are of K5 on the code-object backends; ``stages``
+    (fields of ``Selection``) are those that it runs."""
 
     backend: str = "auto"
     prepare_backend: str | None = None
@@ -79,6 +83,7 @@ class Request:
     kernel: str = "opt"
     rounding: Rounding = "truncate"
     block_v: int | None = None
+    stages: tuple[str, ...] = ("prepare", "state_scan", "output")
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,7 @@ def backends_for(device: torch.device, facts: ArchFacts | None = None) -> list[B
     if on_cpu or facts.name not in AMD_ARCHS:
         flydsl = BackendStatus("flydsl", False, f"runs on {archs} GPUs only")
     else:
-        refusal = _jit_refusal(env.settings())
-        flydsl = BackendStatus("flydsl", True, f"{refusal}: a call raises" if refusal else "compiled at the first call")
+        flydsl = BackendStatus("flydsl", True, _code_objects(facts.name))
     if not on_cpu:
         emulate = BackendStatus("emulate", False, f"runs the code objects of {archs} on CPU tensors only")
     elif not _has_emulator():
@@ -174,6 +178,23 @@ def backends_for(device: torch.device, facts: ArchFacts | None = None) -> list[B
         emulate = BackendStatus("emulate", True, f"the code objects of {archs} on the CPU, for tests: slow")
     reference = BackendStatus("reference", True, "torch, any device, for checking and for CPUs")
     return [reference, triton, flydsl, emulate]
+
+
+def _code_objects(arch: str) -> str:
+    """Where the code objects of a call on ``arch`` would come from, in words."""
+    refusal = _jit_refusal(env.settings())
+    compiled = f"{refusal}: a call raises" if refusal else "compiled at the first call"
+    try:
+        found = bundles(arch)
+    except (BundleError, OSError, ValueError) as error:
+        return f"a call raises: {error}"
+    if not found:
+        return f"no bundle for {arch}, {compiled}"
+    return (
+        f"from {', '.join(map(str, found))}; what is missing there is {compiled}"
+        if not refusal
+        else (f"from {', '.join(map(str, found))}; a call that needs another raises")
+    )
 
 
 def _jit_refusal(settings: env.Settings) -> str | None:
@@ -187,22 +208,13 @@ def _jit_refusal(settings: env.Settings) -> str | None:
     return None
 
 
-def choose_backend(
-    device: torch.device, requested: str, *, problem: Problem, settings: env.Settings, name: str = "backend"
-) -> tuple[Backend, str]:
-    """Backend for ``device`` and the reason. ``requested`` is "auto" or a backend's name.
-
-    "auto" is the reference on a CPU, and on a GPU Triton or, where its code objects can be had and take the call,
-    flydsl; on a GPU it never becomes the reference by itself. Raises UnsupportedError that lists what is available and
-    why the rest is not.
-    """
-    statuses = backends_for(device, problem.arch)
-    reason = f'{name}="{requested}" was asked for'
-    if requested == "auto":
-        requested, reason = _auto(device, problem, settings)
+def choose_backend(device: torch.device, requested: str, *, facts: ArchFacts, name: str = "backend") -> Backend:
+    """``requested``, the name of a backend, if it can run on ``device``. Raises UnsupportedError that lists what is
+    available and why the rest is not."""
+    statuses = backends_for(device, facts)
     for status in statuses:
         if status.name == requested and status.available:
-            return status.name, reason
+            return status.name
     raise UnsupportedError(
         f"{name} on {device}",
         got=repr(requested),
@@ -210,21 +222,53 @@ def choose_backend(
     )
 
 
-def _auto(device: torch.device, problem: Problem, settings: env.Settings) -> tuple[str, str]:
+def _auto(
+    problem: Problem, device: torch.device, request: Request, settings: env.Settings, found: tuple[Bundle, ...]
+) -> tuple[Backend, str]:
+    """The backend that "auto" is for a call, and the reason.
+
+    The reference on a CPU; on a GPU Triton or, where its code objects can be had and take the call, flydsl. On a GPU it
+    never becomes the reference by itself. ``found`` are the bundles of the architecture.
+    """
     if device.type == "cpu":
         return "reference", "the reference backend is the default on cpu"
     triton = f"the triton backend is the default on {device.type}"
     if problem.arch.name not in AMD_ARCHS:
         return "triton", triton
+    arch = problem.arch.name
     refusal = _jit_refusal(settings)
+    try:
+        check_code_objects(problem, "flydsl")
+        missing = [spec for spec in _needed(problem, request, settings) if not any(spec in bundle for bundle in found)]
+    except ValueError as error:
+        if _scan_options(request):
+            raise
+        return "triton", f"{triton} where flydsl cannot serve: {error}"
+    if found and not missing:
+        return "flydsl", f"the flydsl backend is the default on {arch} where a bundle serves the call: {_names(found)}"
     if refusal is None:
-        try:
-            check_code_objects(problem, "flydsl")
-        except UnsupportedError as error:
-            refusal = str(error)
-    if refusal is not None:
-        return "triton", f"{triton} where flydsl cannot serve: {refusal}"
-    return "flydsl", f"the flydsl backend is the default on {problem.arch.name} where code objects may be compiled"
+        return "flydsl", f"the flydsl backend is the default on {arch} where code objects may be compiled"
+    lacks = f"{_names(found)} lacks {spec_text(missing[0])}" if found else f"no bundle for {arch}"
+    return "triton", f"{triton} where flydsl cannot serve: {lacks}, and {refusal}"
+
+
+def _needed(problem: Problem, request: Request, settings: env.Settings) -> list[KernelSpec]:
+    """Specs of the code objects that a call needs on the backend flydsl."""
+    specs: list[KernelSpec] = []
+    for stage in request.stages:
+        if stage == "prepare" and request.prepare_backend in (None, "auto", "flydsl"):
+            specs.append(fused_prepare_spec(problem, prepare_variant(problem)[0]))
+        elif stage == "state_scan":
+            specs.append(_code_object_scan(problem, request, settings, []))
+        elif stage == "output":
+            specs.append(output_spec(problem, output_config(problem)[0]))
+        elif stage == "l2norm":
+            specs.append(l2norm_spec(problem))
+    return specs
+
+
+def _names(found: tuple[Bundle, ...]) -> str:
+    return " or ".join(str(bundle.folder) for bundle in found)
 
 
 def target(device: torch.device, request: Request) -> tuple[ArchFacts, int]:
@@ -251,11 +295,18 @@ def target(device: torch.device, request: Request) -> tuple[ArchFacts, int]:
 
 
 def select(problem: Problem, device: torch.device, request: Request | None = None, **options: Any) -> Selection:
-    """Backends and specs of a call; ``options`` are fields of ``Request``. Raises UnsupportedError if nothing can serve
-    it as asked."""
+    """Backends and specs of a call; ``options`` are fields of ``Request``.
+
+    Raises UnsupportedError if nothing can serve it as asked, BundleError where "auto" would look into a bundle that
+    cannot be used: whoever installed it wants it used.
+    """
     request = Request(**options) if request is None else request
+    settings = env.settings()
     rows = tables.table() if problem.arch.vendor == "amd" else None
-    return _select(problem, device, request, env.settings(), rows)
+    found: tuple[Bundle, ...] = ()
+    if request.backend == settings.backend == "auto" and device.type != "cpu" and problem.arch.name in AMD_ARCHS:
+        found = bundles(problem.arch.name)
+    return _select(problem, device, request, settings, rows, found)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -265,6 +316,7 @@ def _select(
     request: Request,
     settings: env.Settings,
     rows: tables.ScanTable | None,
+    found: tuple[Bundle, ...],
 ) -> Selection:
     del rows  # in the key only: choose_block_v looks them up
     arch = request.arch
@@ -274,14 +326,15 @@ def _select(
     asked, name = request.backend, "backend"
     if asked == "auto" and settings.backend != "auto":
         asked, name = settings.backend, "GDN_BACKEND"
-    chosen, why = choose_backend(device, asked, problem=problem, settings=settings, name=name)
+    why = f'{name}="{asked}" was asked for'
+    if asked == "auto":
+        asked, why = _auto(problem, device, request, settings, found)
+    chosen = choose_backend(device, asked, facts=problem.arch, name=name)
     reasons.append(why)
     chosen_prepare = chosen
-    if request.prepare_backend not in (None, "auto"):
-        chosen_prepare, why = choose_backend(
-            device, cast(str, request.prepare_backend), problem=problem, settings=settings, name="prepare_backend"
-        )
-        reasons.append(why)
+    if request.prepare_backend is not None and request.prepare_backend != "auto":
+        chosen_prepare = choose_backend(device, request.prepare_backend, facts=problem.arch, name="prepare_backend")
+        reasons.append(f'prepare_backend="{request.prepare_backend}" was asked for')
     for backend in {chosen, chosen_prepare} & CODE_OBJECT_BACKENDS:
         check_code_objects(problem, backend)
 
@@ -330,14 +383,23 @@ def _state_scan(
 
 
 def _refuse_scan_options(request: Request, backend: Backend) -> None:
+    for name in _scan_options(request):
+        supported = [
+            f"{getattr(Request(), name)!r}",
+            f"another with backend {' or '.join(sorted(CODE_OBJECT_BACKENDS))}",
+        ]
+        raise UnsupportedError(
+            f'{name} with backend="{backend}"', got=repr(getattr(request, name)), supported=supported
+        )
+
+
+def _scan_options(request: Request) -> list[str]:
+    """Those options of K5 that only the code-object backends have and that ``request`` does not leave at the
+    default."""
     default = Request()
-    for name in ("kernel", "rounding", "block_v"):
-        got, expected = getattr(request, name), getattr(default, name)
-        if name == "kernel":
-            got = SCAN_KERNELS.get(got, got)
-        if got != expected:
-            supported = [f"{expected!r}", f"another with backend {' or '.join(sorted(CODE_OBJECT_BACKENDS))}"]
-            raise UnsupportedError(f'{name} with backend="{backend}"', got=repr(got), supported=supported)
+    kernel = SCAN_KERNELS.get(request.kernel, request.kernel)
+    given = {"kernel": kernel, "rounding": request.rounding, "block_v": request.block_v}
+    return [name for name, value in given.items() if value != getattr(default, name)]
 
 
 def _code_object_scan(

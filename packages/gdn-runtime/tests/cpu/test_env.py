@@ -25,6 +25,7 @@ DEFAULTS = env.Settings(
     k5_block_v=None,
     arch="",
     tables="",
+    bundle="",
     jit=False,
     jit_cache_dir="",
     hip_library="",

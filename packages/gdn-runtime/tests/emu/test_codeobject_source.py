@@ -68,12 +68,14 @@ def test_nothing_compiles_unless_it_is_allowed(spec: ProbeSpec, compiler: Compil
     with env.override(jit=False), pytest.raises(MissingCodeObjectError) as caught:
         code_object(spec)
     assert str(caught.value) == (
-        f"no code object of probe (arch=gfx942 deed=scale variant={spec.variant}): "
-        "set GDN_JIT=1 to compile it at the first call"
+        f"no code object of probe (arch=gfx942 deed=scale variant={spec.variant}): GDN_BUNDLE is not set, and the "
+        "package carries no bundle for gfx942. Build a bundle that has it and name it: `gdn-aot build --arch gfx942 "
+        "--complete --out DIR`, with `--table FILE` if no packaged table has its heads, then GDN_BUNDLE=DIR; or set "
+        "GDN_JIT=1 to compile it at the first call"
     )
     with (
         env.override(jit=True, jit_cache_dir="", flydsl_runtime_run_only=True),
-        pytest.raises(MissingCodeObjectError, match="FLYDSL_RUNTIME_RUN_ONLY=1 forbids"),
+        pytest.raises(MissingCodeObjectError, match="FLYDSL_RUNTIME_RUN_ONLY, which forbids"),
     ):
         code_object(spec)
     with (

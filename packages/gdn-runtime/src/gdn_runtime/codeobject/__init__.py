@@ -4,8 +4,21 @@
 launches it: ``hip.HipLauncher`` on a GPU, ``emulate.EmulatorLauncher`` on a CPU.
 """
 
+from .bundle import Bundle, bundles, read_bundle
 from .facts import CodeObject, KernelArgument, LaunchFacts
 from .launch import Grid, Launcher, LoadedKernel, Value
 from .source import code_object
 
-__all__ = ["CodeObject", "Grid", "KernelArgument", "LaunchFacts", "Launcher", "LoadedKernel", "Value", "code_object"]
+__all__ = [
+    "Bundle",
+    "CodeObject",
+    "Grid",
+    "KernelArgument",
+    "LaunchFacts",
+    "Launcher",
+    "LoadedKernel",
+    "Value",
+    "bundles",
+    "code_object",
+    "read_bundle",
+]

@@ -265,6 +265,7 @@ def _check(
             checks.check_text("backend", backend),
             None if prepare_backend is None else checks.check_text("prepare_backend", prepare_backend),
             None if arch is None else checks.check_text("arch", arch),
+            stages=_stages(use_qk_l2norm_in_kernel),
         ),
     )
 
@@ -286,8 +287,11 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
 
 
 def _make_ready(call: BlockCall, selection: Selection) -> None:
-    norm = ("l2norm",) if call.use_qk_l2norm else ()
-    make_ready(selection, call.q.device, *norm, "prepare", "state_scan", "output")
+    make_ready(selection, call.q.device, *call.request.stages)
+
+
+def _stages(use_qk_l2norm: bool) -> tuple[str, ...]:
+    return ("l2norm", *Request.stages) if use_qk_l2norm else Request.stages
 
 
 def _allocate(call: BlockCall) -> tuple[Tensor, Tensor | None]:
@@ -457,7 +461,7 @@ def _run_op(
         use_qk_l2norm,
         use_exp2,
         check_indices,
-        Request(backend, prepare_backend, arch),
+        Request(backend, prepare_backend, arch, stages=_stages(use_qk_l2norm)),
     )
     selection = _select(call, plan)
     _make_ready(call, selection)

@@ -105,17 +105,25 @@ def chunk_gated_delta_rule_fwd_h(
     """
     as_op = traced()
     plan = key = None
-    if not as_op:
+    # 1 == True and 64.0 == 64: values of other types go through the checks.
+    if (
+        not as_op
+        and type(output_final_state) is type(save_new_value) is type(use_exp2) is type(g_head_major) is bool
+        and type(num_decodes) is type(num_decode_tokens) is type(chunk_size) is int
+        and (inplace_final_state is None or type(inplace_final_state) is bool)
+        and (check_indices is None or type(check_indices) is bool)
+        and (block_v is None or type(block_v) is int)
+    ):
         plan, key = signature(
-            k, w, u, g, gk, initial_state, initial_state_indices, has_initial_state, cu_seqlens, prefill_metadata,
-            seq_lens_cpu, num_decodes, num_decode_tokens,
+            k, w, u, g, gk, initial_state, cu_seqlens, prefill_metadata, seq_lens_cpu, num_decodes, num_decode_tokens,
             (
                 output_final_state, chunk_size, save_new_value, state_dtype, snapshot_dtype, use_exp2,
                 inplace_final_state, check_indices, g_head_major, backend, arch, kernel, rounding, block_v,
+                initial_state_indices is None, has_initial_state is None,
             ),
         )  # fmt: skip
         warm = None if plan is None else plan.warm.get(key)
-        if warm is not None and warm.settings is env.settings():
+        if warm is not None and warm.fits(initial_state_indices, has_initial_state):
             h, v_new, final_state = warm.allocate(u, initial_state)
             warm.launch(
                 plan, k, w, u, g, gk, h, v_new, initial_state, final_state, initial_state_indices, has_initial_state
@@ -230,6 +238,8 @@ def chunk_gated_delta_rule_fwd_h(
         states.dtype,
         states.in_place,
         _launch_of(call, plan, selection),
+        states.indices,
+        states.has_initial_state,
     )
     if key is not None and not check:
         plan.warm[key] = warm
@@ -247,6 +257,7 @@ def _check_request(backend: object, arch: object, kernel: object, rounding: obje
         kernel=checks.check_text("kernel", kernel),
         rounding=cast(Rounding, checks.check_text("rounding", rounding)),
         block_v=cast(int | None, block_v),
+        stages=("state_scan",),
     )
 
 

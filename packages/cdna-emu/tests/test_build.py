@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdna_emu import build_core
+from cdna_emu import build_core, native
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -74,3 +74,9 @@ def test_wheel_and_source_distribution(tmp_path):
     assert {"hatch_build.py", "pyproject.toml", "src/cdna_emu/build_core.py", "src/cdna_emu/core/core.h"} <= names
     assert {f"src/cdna_emu/core/{path.name}" for path in build_core.CORE.iterdir()} <= names
     assert not any(name.endswith(".so") for name in names)
+
+
+def test_a_core_of_another_table_of_opcodes_is_refused(monkeypatch):
+    monkeypatch.setattr(native.ops, "fingerprint", lambda: 0)
+    with pytest.raises(ImportError, match="another table of opcodes; reinstall"):
+        native.core.__wrapped__()

@@ -325,6 +325,11 @@ def ieee_max(a: Array, b: Array) -> Array:
     return np.where(a == b, np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
+def flushed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Denormals become zeros of their sign."""
+    return np.where(np.abs(values) < np.float32(2.0**-126), np.copysign(np.float32(0), values), values)
+
+
 F32: dict[str, Callable[..., Array]] = {
     "v_add_f32 v0, v1, v2": lambda a, b, c: a + b,
     "v_sub_f32 v0, v1, v2": lambda a, b, c: a - b,
@@ -351,7 +356,7 @@ F32: dict[str, Callable[..., Array]] = {
     "v_floor_f32 v0, v1": lambda a, b, c: np.floor(a),
     "v_rndne_f32 v0, v1": lambda a, b, c: np.rint(a),
     "v_frexp_mant_f32 v0, v1": lambda a, b, c: np.where(np.isfinite(a), np.frexp(a)[0], a),
-    "v_rcp_f32 v0, v1": lambda a, b, c: np.float32(1) / a,
+    "v_rcp_f32 v0, v1": lambda a, b, c: flushed(np.float32(1) / flushed(a)),
     "v_add_f32 v0, 0.15915494, v1": lambda a, b, c: a + np.uint32(0x3E22F983).view(np.float32),
 }
 

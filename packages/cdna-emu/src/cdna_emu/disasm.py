@@ -28,6 +28,7 @@ _DPP_ROWS = {0x100: "row_shl", 0x110: "row_shr", 0x120: "row_ror", 0x150: "row_n
 _DPP_WHOLE = {0x130: "wave_shl:1", 0x134: "wave_rol:1", 0x138: "wave_shr:1", 0x13C: "wave_ror:1", 0x140: "row_mirror"}
 _DPP_WHOLE |= {0x141: "row_half_mirror", 0x142: "row_bcast:15", 0x143: "row_bcast:31"}
 _FP8_SOURCE = re.compile("v_cvt_(pk_)?f32_(fp|bf)8")  # their SDWA form has no destination select
+_SELECTS_A_BYTE = re.compile("v_cvt_(sr_|scalef32_pk_fp4_)")  # of the destination, by op_sel[3:2]
 _ONLY_SHORT = frozenset(("v_fmamk_f32", "v_fmaak_f32", "v_madmk_f16", "v_madak_f16", "v_nop", "v_clrexcp"))
 _ONLY_SHORT |= {"v_readfirstlane_b32", "v_swap_b32", "v_accvgpr_mov_b32"}
 # Opcodes of VOP3 that have no shorter form carry no _e64.
@@ -192,7 +193,7 @@ def _vop_text(mnemonic: str, encoding: str, r: "Record") -> str:
     if encoding in _E64_ENCODINGS:
         suffix, tail = "_e64" if _has_short_form(mnemonic) else "", ""
         if opsel := r.flags >> 3 & 15:
-            count = 3 if mnemonic.startswith("v_cvt_sr_") else sum(1 for o in r.src[:3] if o.registers)
+            count = 3 if _SELECTS_A_BYTE.match(mnemonic) else sum(1 for o in r.src[:3] if o.registers)
             tail += _listed("op_sel", [*_bits(opsel, 0, count), opsel >> 3])
         tail += _output_modifiers(r.flags)
     elif encoding.endswith("_DPP16"):

@@ -1,59 +1,19 @@
 """How long the matrix unit of a SIMD is busy with one MFMA: passes of four cycles.
 
-gfx942: "Execution cycles" of the AMD Matrix Instruction Calculator (CDNA3), which are those of the CDNA3 ISA document.
-gfx950: the scheduling model that AMD keeps in LLVM (SISchedule.td, SIDPGFX950FullSpeedModel); forms with twice the K
-take the passes of the gfx942 form, f64 16x16x4 takes twice as many, and f8f6f4 twice as many when A or B is fp8 or bf8.
+The numbers and their sources stand in ``core/ops_mfma.def``, the table that the core is compiled from.
 """
 
 from __future__ import annotations
 
+from cdna_emu import ops
+
 CYCLES_PER_PASS = 4
 
-_BOTH = ("gfx942", "gfx950")
-_NEW = ("gfx950",)
-_FP8 = ("fp8_fp8", "fp8_bf8", "bf8_fp8", "bf8_bf8")
-
-
-def _table() -> dict[str, dict[str, int]]:
-    table: dict[str, dict[str, int]] = {}
-
-    def add(passes: int, archs: tuple[str, ...], *mnemonics: str) -> None:
-        for mnemonic in mnemonics:
-            table.setdefault(mnemonic, {}).update(dict.fromkeys(archs, passes))
-
-    for kind, k in (("f32", 1), ("f16", 4), ("bf16", 4), ("i8", 4)):
-        result = "i32" if kind == "i8" else "f32"
-        add(16, _BOTH, f"v_mfma_{result}_32x32x{k}_2b_{kind}")
-        add(8, _BOTH, f"v_mfma_{result}_16x16x{k}_4b_{kind}")
-        add(2, _BOTH, f"v_mfma_{result}_4x4x{k}_16b_{kind}")
-    add(16, _BOTH, "v_mfma_f32_32x32x2_f32")
-    add(8, _BOTH, "v_mfma_f32_16x16x4_f32")
-    add(8, ("gfx942",), "v_mfma_f32_32x32x4_xf32")
-    add(4, ("gfx942",), "v_mfma_f32_16x16x8_xf32")
-    add(4, _BOTH, "v_mfma_f64_4x4x4_4b_f64")
-    add(8, ("gfx942",), "v_mfma_f64_16x16x4_f64")
-    add(16, _NEW, "v_mfma_f64_16x16x4_f64")
-    for kind in ("f16", "bf16"):
-        add(8, _BOTH, f"v_mfma_f32_32x32x8_{kind}", f"v_smfmac_f32_32x32x16_{kind}")
-        add(4, _BOTH, f"v_mfma_f32_16x16x16_{kind}", f"v_smfmac_f32_16x16x32_{kind}")
-        add(8, _NEW, f"v_mfma_f32_32x32x16_{kind}", f"v_smfmac_f32_32x32x32_{kind}")
-        add(4, _NEW, f"v_mfma_f32_16x16x32_{kind}", f"v_smfmac_f32_16x16x64_{kind}")
-    add(8, _BOTH, "v_mfma_i32_32x32x16_i8", "v_smfmac_i32_32x32x32_i8")
-    add(4, _BOTH, "v_mfma_i32_16x16x32_i8", "v_smfmac_i32_16x16x64_i8")
-    add(8, _NEW, "v_mfma_i32_32x32x32_i8", "v_smfmac_i32_32x32x64_i8")
-    add(4, _NEW, "v_mfma_i32_16x16x64_i8", "v_smfmac_i32_16x16x128_i8")
-    for kinds in _FP8:
-        add(8, _BOTH, f"v_mfma_f32_32x32x16_{kinds}", f"v_smfmac_f32_32x32x32_{kinds}")
-        add(4, _BOTH, f"v_mfma_f32_16x16x32_{kinds}", f"v_smfmac_f32_16x16x64_{kinds}")
-        add(8, _NEW, f"v_smfmac_f32_32x32x64_{kinds}")
-        add(4, _NEW, f"v_smfmac_f32_16x16x128_{kinds}")
-    for name in ("v_mfma_f32", "v_mfma_scale_f32"):  # fp6, bf6 and fp4
-        add(8, _NEW, f"{name}_32x32x64_f8f6f4")
-        add(4, _NEW, f"{name}_16x16x128_f8f6f4")
-    return table
-
-
-PASSES = _table()
+PASSES = {
+    name: {arch: op.passes[ops.ARCH_NUMBERS[arch]] for arch in ops.ARCHS if op.on(arch)}
+    for name, op in ops.table().items()
+    if op.unit == "MFMA"
+}
 """Mnemonic to architecture to passes; the f8f6f4 forms with 6-bit and 4-bit inputs only."""
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cdna_emu import env
+from cdna_emu import env, ops
 from cdna_emu.errors import CoreMissingError
 
 if TYPE_CHECKING:
@@ -202,6 +202,9 @@ def core() -> ctypes.CDLL:
             raise ImportError(
                 f"{path} is of another version: {structure.__name__} has {got} bytes, expected {expected}; reinstall"
             )
+    library.cdna_opcodes.argtypes, library.cdna_opcodes.restype = [], c_uint32
+    if library.cdna_opcodes() != ops.fingerprint():
+        raise ImportError(f"{path} is of another version: it was compiled from another table of opcodes; reinstall")
     library.cdna_run.restype = c_int
     library.cdna_run.argtypes = [
         POINTER(Launch),

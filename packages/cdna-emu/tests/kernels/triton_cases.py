@@ -140,6 +140,47 @@ def _matmul(element: str, tile: int, **options: Any) -> Callable[[str], Case]:
     return lambda arch: matmul(arch, element, tile, **options)
 
 
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+
+
+def _micro(kind: str, *size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Values of a microscaling format as bytes, fp4 in pairs along the last dimension, low half first; and as fp64."""
+    bits = torch.randint(0, 256, size, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    if kind == "e2m1":
+        nibbles = torch.stack([bits & 15, bits >> 4], -1).flatten(-2)
+        return bits, FP4[nibbles.long()]
+    dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+    bits = _normal(*size, seed=seed).to(dtype)
+    return bits.view(torch.uint8), bits.double()
+
+
+def scaled_matmul(arch: str, kind_a: str, kind_b: str, tile: int) -> Case:
+    """[64, 256] x [256, 32] of the OCP microscaling formats: a scale of its own for 32 values along k."""
+    m, n, k = 64, 32, 256
+    a, left = _micro(kind_a, m, k // 2 if kind_a == "e2m1" else k, seed=0)
+    b, right = _micro(kind_b, n, k // 2 if kind_b == "e2m1" else k, seed=1)
+    b = b.t().contiguous()
+    scales = [
+        torch.randint(120, 134, (rows, k // 32), generator=torch.Generator().manual_seed(rows), dtype=torch.uint8)
+        for rows in (m, n)
+    ]
+    left, right = (
+        x * torch.exp2(s.double() - 127).repeat_interleave(32, 1) for x, s in zip((left, right), scales, strict=True)
+    )
+    c = torch.zeros(m, n)
+    signature = {"a": "*u8", "a_scale": "*u8", "b": "*u8", "b_scale": "*u8", "c": "*fp32"}
+    for name, kind in (("a", kind_a), ("b", kind_b)):
+        signature[name] = {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5", "e2m1": "*u8"}[kind]
+    constants = {"M": m, "N": n, "K": k, "TYPE_A": kind_a, "TYPE_B": kind_b}
+    compiled = compile_kernel(kernels.scaled_matmul_kernel, arch, signature, constants, matrix_instr_nonkdim=tile)
+    expected = left @ right.t()
+    return Case(compiled, (1, 1, 1), [a, scales[0], b, scales[1], c], lambda: relative_error(c, expected), 2e-6)
+
+
+def _scaled(kind_a: str, kind_b: str, tile: int) -> Callable[[str], Case]:
+    return lambda arch: scaled_matmul(arch, kind_a, kind_b, tile)
+
+
 CASES: dict[str, Callable[[str], Case]] = {
     "add": add,
     "softmax": softmax,
@@ -155,7 +196,13 @@ CASES: dict[str, Callable[[str], Case]] = {
     "matmul-bf16-16-buffers": _matmul("bf16", 16, buffers=True),
     "matmul-f16-32-split-k": _matmul("f16", 32, split_k=2),
     "matmul-f16-16-split-k-buffers": _matmul("f16", 16, split_k=2, buffers=True),
+    **{
+        f"scaled-matmul-{a}-{b}-{tile}": _scaled(a, b, tile)
+        for a, b in (("e4m3", "e4m3"), ("e4m3", "e2m1"), ("e2m1", "e2m1"), ("e5m2", "e4m3"))
+        for tile in (16, 32)
+    },
 }
 """Name of each launch -> the function that makes it for an architecture."""
 
 SKIP = {("matmul-xf32-16", "gfx950"): "gfx950 has no xf32"}
+SKIP |= {(name, "gfx942"): "gfx942 has no scaled MFMA" for name in CASES if name.startswith("scaled-")}

@@ -89,3 +89,29 @@ def matmul_kernel(
         tl.store(out, accumulator.to(c.dtype.element_ty), mask=inside)
     else:
         tl.atomic_add(out, accumulator, mask=inside)
+
+
+@triton.jit
+def scaled_matmul_kernel(
+    a,
+    a_scale,
+    b,
+    b_scale,
+    c,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TYPE_A: tl.constexpr,
+    TYPE_B: tl.constexpr,
+):
+    """c [M, N] = (a * 2^(a_scale - 127)) @ (b * 2^(b_scale - 127)): a [M, K] and b [K, N] of 8 bits or two 4-bit values
+    along K, scales [M, K / 32] and [N, K / 32]."""
+    PACK_A: tl.constexpr = 2 if TYPE_A == "e2m1" else 1
+    PACK_B: tl.constexpr = 2 if TYPE_B == "e2m1" else 1
+    rows, columns, groups = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // 32)
+    left = tl.load(a + rows[:, None] * (K // PACK_A) + tl.arange(0, K // PACK_A)[None, :])
+    right = tl.load(b + tl.arange(0, K // PACK_B)[:, None] * N + columns[None, :])
+    left_scale = tl.load(a_scale + rows[:, None] * (K // 32) + groups[None, :])
+    right_scale = tl.load(b_scale + columns[:, None] * (K // 32) + groups[None, :])
+    product = tl.dot_scaled(left, left_scale, TYPE_A, right, right_scale, TYPE_B)
+    tl.store(c + rows[:, None] * N + columns[None, :], product)

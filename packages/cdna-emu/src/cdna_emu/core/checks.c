@@ -15,7 +15,9 @@
 #include "checks.h"
 
 OpInfo op_infos[] = {
-#define OP(name, unit, archs) {#name, 0, 0, unit, archs},
+#define OP(name, unit, archs) {#name, 0, {0, 0}, unit, archs},
+#define MATRIX(name, passes942, passes950) \
+    {#name, 0, {passes942, passes950}, MFMA, ((passes942) != 0) | ((passes950) != 0) << 1},
 #include "ops.def"
 #undef OP
     {0}
@@ -25,15 +27,6 @@ static bool starts(const char *name, const char *prefix) { return strncmp(name, 
 static bool has(const char *name, const char *part) { return strstr(name, part) != NULL; }
 
 static bool f32_inputs(const char *name) { return strcmp(name + strlen(name) - 4, "_f32") == 0; }
-
-/* Passes (of 4 cycles) follow from the shape; those of f64 16x16 and f8f6f4 depend on more: hazards.c. */
-static uint8_t passes_of(const char *name)
-{
-    bool slow = has(name, "_2b_") || has(name, "_4b_") || f32_inputs(name) || has(name, "_f64_");
-    if (has(name, "4x4x"))
-        return has(name, "_f64_") ? 4 : 2;
-    return (has(name, "32x32") ? 8 : 4) * (slow ? 2 : 1);
-}
 
 static void fill_table(void)
 {
@@ -61,7 +54,6 @@ static void fill_table(void)
         if (starts(n, "buffer_inv") || starts(n, "buffer_wb") || starts(n, "s_dcache"))
             t |= NO_COUNTER;
         if (o->unit == MFMA) {
-            o->passes = passes_of(n);
             if (has(n, "_f64_"))
                 t |= IS_F64_MFMA;
             else if (!f32_inputs(n))

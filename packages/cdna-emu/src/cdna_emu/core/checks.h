@@ -26,7 +26,7 @@ enum {
 typedef struct {
     const char *name;
     uint16_t traits;
-    uint8_t passes;     /* MFMA, of gfx942 */
+    uint8_t passes[2];  /* of a matrix instruction, by enum Arch */
     uint8_t unit, archs;
 } OpInfo;
 

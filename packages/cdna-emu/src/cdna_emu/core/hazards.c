@@ -32,7 +32,7 @@ static uint32_t need_read_c(const Group *g, const MfmaDef *d, const Operand *o, 
 {
     bool f64 = op->traits & IS_F64_MFMA;
     if (d->first == o->code && d->count == o->count) {
-        if (f64 && (d->traits & IS_F64_MFMA) && is_4x4(d) && op->passes == 4)
+        if (f64 && (d->traits & IS_F64_MFMA) && is_4x4(d) && op->passes[g->launch->arch] == 4)
             return 4;
         return !(d->traits & IS_F64_MFMA) && d->passes == 2 ? 2 : 0;
     }
@@ -113,9 +113,7 @@ void mfma_issue(Group *g, Wave *w, const Insn *i)
 {
     struct WaveChecks *c = w->checks;
     const OpInfo *op = &op_infos[i->op];
-    uint8_t passes = op->passes;
-    if ((op->traits & IS_F64_MFMA) && passes == 8 && g->launch->arch == GFX950)
-        passes = 16;
+    uint8_t passes = op->passes[g->launch->arch];
     if (op->traits & IS_F8F6F4) {
         uint32_t cbsz = (i->flags & F_CBSZ_MASK) >> F_CBSZ_SHIFT, blgp = (i->flags & F_BLGP_MASK) >> F_BLGP_SHIFT;
         if (cbsz < 2 || blgp < 2)

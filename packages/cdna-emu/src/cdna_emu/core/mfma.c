@@ -6,7 +6,9 @@
 
    Layouts (AMD's matrix instruction calculator and ISA documents): lane l of A holds row l % M of block l / M % blocks, and
    element e of its registers is k = l / (M * blocks) * E + e for E elements; B alike with columns. So the elements e of A, or
-   of B, lie side by side in the lanes: a row of B is a run of N lanes, and nothing is transposed. */
+   of B, lie side by side in the lanes: a row of B is a run of N lanes, and nothing is transposed. smfmac: a lane of A holds the
+   stored ones of E ascending k, a lane of B E ascending k in 4 registers, in 8 (gfx950) two runs of E / 2, K / 2 apart; the
+   latter from public probes of a gfx950 (B of 16x16x64 f16 and 16x16x128 fp8), the others of that size by analogy. */
 #include <math.h>
 #include <string.h>
 
@@ -27,6 +29,7 @@ typedef struct {
     uint8_t a, b; /* enum Kind */
     uint8_t m, k, blocks; /* n == m */
     bool broadcast_a, broadcast_b; /* CBSZ and ABID, BLGP as lane patterns */
+    bool sparse;
 } Shape;
 
 static bool shape_of(uint16_t op, Shape *s)
@@ -34,7 +37,11 @@ static bool shape_of(uint16_t op, Shape *s)
     switch (op) {
 #define MFMA_OP(name, a, b, m, k, blocks, broadcast_a, broadcast_b) \
     case OP_##name: \
-        *s = (Shape){a, b, m, k, blocks, broadcast_a, broadcast_b}; \
+        *s = (Shape){a, b, m, k, blocks, broadcast_a, broadcast_b, false}; \
+        return true;
+#define SMFMAC_OP(name, a, b, m, k) \
+    case OP_##name: \
+        *s = (Shape){a, b, m, k, 1, false, false, true}; \
         return true;
         MFMA_OP(v_mfma_f32_32x32x1_2b_f32, F32, F32, 32, 1, 2, true, true)
         MFMA_OP(v_mfma_f32_16x16x1_4b_f32, F32, F32, 16, 1, 4, true, true)
@@ -78,7 +85,36 @@ static bool shape_of(uint16_t op, Shape *s)
         MFMA_OP(v_mfma_f32_32x32x64_f8f6f4, F8F6F4, F8F6F4, 32, 64, 1, false, false)
         MFMA_OP(v_mfma_scale_f32_16x16x128_f8f6f4, F8F6F4, F8F6F4, 16, 128, 1, false, false)
         MFMA_OP(v_mfma_scale_f32_32x32x64_f8f6f4, F8F6F4, F8F6F4, 32, 64, 1, false, false)
+        SMFMAC_OP(v_smfmac_f32_32x32x16_f16, F16, F16, 32, 16)
+        SMFMAC_OP(v_smfmac_f32_16x16x32_f16, F16, F16, 16, 32)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_f16, F16, F16, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_f16, F16, F16, 16, 64)
+        SMFMAC_OP(v_smfmac_f32_32x32x16_bf16, BF16, BF16, 32, 16)
+        SMFMAC_OP(v_smfmac_f32_16x16x32_bf16, BF16, BF16, 16, 32)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_bf16, BF16, BF16, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_bf16, BF16, BF16, 16, 64)
+        SMFMAC_OP(v_smfmac_i32_32x32x32_i8, I8, I8, 32, 32)
+        SMFMAC_OP(v_smfmac_i32_16x16x64_i8, I8, I8, 16, 64)
+        SMFMAC_OP(v_smfmac_i32_32x32x64_i8, I8, I8, 32, 64)
+        SMFMAC_OP(v_smfmac_i32_16x16x128_i8, I8, I8, 16, 128)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_fp8_fp8, FP8, FP8, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_fp8_fp8, FP8, FP8, 16, 64)
+        SMFMAC_OP(v_smfmac_f32_32x32x64_fp8_fp8, FP8, FP8, 32, 64)
+        SMFMAC_OP(v_smfmac_f32_16x16x128_fp8_fp8, FP8, FP8, 16, 128)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_fp8_bf8, FP8, BF8, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_fp8_bf8, FP8, BF8, 16, 64)
+        SMFMAC_OP(v_smfmac_f32_32x32x64_fp8_bf8, FP8, BF8, 32, 64)
+        SMFMAC_OP(v_smfmac_f32_16x16x128_fp8_bf8, FP8, BF8, 16, 128)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_bf8_fp8, BF8, FP8, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_bf8_fp8, BF8, FP8, 16, 64)
+        SMFMAC_OP(v_smfmac_f32_32x32x64_bf8_fp8, BF8, FP8, 32, 64)
+        SMFMAC_OP(v_smfmac_f32_16x16x128_bf8_fp8, BF8, FP8, 16, 128)
+        SMFMAC_OP(v_smfmac_f32_32x32x32_bf8_bf8, BF8, BF8, 32, 32)
+        SMFMAC_OP(v_smfmac_f32_16x16x64_bf8_bf8, BF8, BF8, 16, 64)
+        SMFMAC_OP(v_smfmac_f32_32x32x64_bf8_bf8, BF8, BF8, 32, 64)
+        SMFMAC_OP(v_smfmac_f32_16x16x128_bf8_bf8, BF8, BF8, 16, 128)
 #undef MFMA_OP
+#undef SMFMAC_OP
     default:
         return false;
     }
@@ -423,6 +459,36 @@ static bool scale_f8f6f4(const Wave *w, const Insn *i, Lanes *inputs, int which,
     return true;
 }
 
+/* ---- smfmac: of every four k of a row of A two are stored, in ascending k. Two bits each say which: in a lane's src2 the bits of
+   element e are 2 * e and up of the set that ABID chooses (the first where CBSZ is not 0). */
+
+/* `packed` elements of A to all of them; false: not two different ones in ascending order, which AMD gives no meaning. */
+static bool expand_sparse(const uint32_t index[LANES], const Lanes *packed, Lanes *out, int elements, uint32_t shift)
+{
+    memset(out, 0, (size_t)elements * sizeof *out);
+    for (int pair = 0; pair < elements / 4; pair++)
+        for (int l = 0; l < LANES; l++) {
+            uint32_t bits = index[l] >> (shift + 4 * (uint32_t)pair), low = bits & 3, high = bits >> 2 & 3;
+            if (low >= high)
+                return false;
+            out[4 * pair + (int)low][l] = packed[2 * pair][l];
+            out[4 * pair + (int)high][l] = packed[2 * pair + 1][l];
+        }
+    return true;
+}
+
+static bool widen_sparse(const Wave *w, const Insn *i, const Shape *s, const Lanes *a, Lanes *out, int elements, bool fnuz)
+{
+    uint32_t cbsz = field(i, F_CBSZ_MASK, F_CBSZ_SHIFT), abid = field(i, F_ABID_MASK, F_ABID_SHIFT);
+    uint32_t set = cbsz ? 0 : abid, sets = 32 / (uint32_t)elements;
+    const Lanes *index = input(w, i, 2, 1);
+    if (!index || set >= sets)
+        return false;
+    Lanes packed[MAX_ELEMENTS / 2];
+    loops()->widen(a, packed, s->a, elements / 2, fnuz);
+    return expand_sparse(*index, (const Lanes *)packed, out, elements, set * (uint32_t)elements);
+}
+
 static int f8f6f4_registers(uint32_t format) { return format < 2 ? 8 : format < 4 ? 6 : 4; }
 
 bool exec_mfma(Group *g, Wave *w, const Insn *i)
@@ -437,6 +503,8 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
     uint32_t blgp = field(i, F_BLGP_MASK, F_BLGP_SHIFT), format_a = cbsz, format_b = blgp;
     if (mixed)
         cbsz = blgp = abid = 0; /* bit 0 of ABID marks the scaled form */
+    if (s.sparse)
+        cbsz = abid = 0; /* of the index */
     /* Modifiers where AMD's documents give them no meaning are not guessed. */
     if ((cbsz || abid) && (!s.broadcast_a || (1u << cbsz) > s.blocks || abid >= 1u << cbsz))
         return false;
@@ -446,9 +514,9 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
     int m = s.m, k = s.k, blocks = s.blocks, elements = m * k * blocks / LANES, rows = m * m * blocks / LANES;
     int bits = s.a == F32 || s.a == XF32 ? 32 : s.a == F16 || s.a == BF16 ? 16 : 8;
     int registers = elements * bits / 32;
-    const Lanes *a = input(w, i, 0, mixed ? f8f6f4_registers(format_a) : registers);
+    const Lanes *a = input(w, i, 0, mixed ? f8f6f4_registers(format_a) : s.sparse ? registers / 2 : registers);
     const Lanes *b = input(w, i, 1, mixed ? f8f6f4_registers(format_b) : registers);
-    const Lanes *c = input(w, i, 2, rows);
+    const Lanes *c = input(w, i, s.sparse ? 3 : 2, rows);
     Lanes *d = output(w, i, rows);
     if (!a || !b || !d || (!c && (i->src[2].code < INT_0 || i->src[2].code > FLOAT_INV_2PI)))
         return false;
@@ -461,7 +529,10 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
         if (scaled && (!scale_f8f6f4(w, i, left, 0, m, k, format_a) || !scale_f8f6f4(w, i, right, 1, m, k, format_b)))
             return false;
     } else {
-        loops()->widen(a, left, s.a, elements, fnuz);
+        if (!s.sparse)
+            loops()->widen(a, left, s.a, elements, fnuz);
+        else if (!widen_sparse(w, i, &s, a, left, elements, fnuz))
+            return false;
         loops()->widen(b, right, s.b, elements, fnuz);
     }
     if (blgp)
@@ -501,10 +572,12 @@ bool exec_mfma(Group *g, Wave *w, const Insn *i)
                 part += blocks;
             }
         }
-        for (int step = 0; mixed && step < k; step++) {
-            int e = step % 16 + step / (k / 2) * 16, run = step % (k / 2) / 16 * m;
-            rows_a[step] = format_a < 2 ? left[e] + run : rows_a[step];
-            rows_b[step] = format_b < 2 ? right[e] + run : rows_b[step];
+        /* Two runs of elements / 2: fp8 and bf8 of f8f6f4, and B of smfmac with 8 registers. */
+        bool runs_a = mixed && format_a < 2, runs_b = (mixed && format_b < 2) || (s.sparse && registers == 8);
+        for (int step = 0, half = elements / 2; (runs_a || runs_b) && step < k; step++) {
+            int e = step % half + step / (k / 2) * half, run = step % (k / 2) / half * m;
+            rows_a[step] = runs_a ? left[e] + run : rows_a[step];
+            rows_b[step] = runs_b ? right[e] + run : rows_b[step];
         }
         /* Row 8 * (r / 4) + 4 * (l / 32) + r % 4 of 32, or 4 * (l / 16) + r % 4 of 16, is in register r of the block. */
         int groups = LANES / m, first = block * (rows / blocks);

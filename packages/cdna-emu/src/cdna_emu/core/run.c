@@ -307,3 +307,16 @@ uint32_t cdna_sizeof(int which)
                                      sizeof(Range), sizeof(TraceEvent), sizeof(TraceAccess), sizeof(Trace)};
     return which >= 0 && which < (int)(sizeof sizes / sizeof *sizes) ? sizes[which] : 0;
 }
+
+/* Of the table of opcodes, for callers to compare it with theirs (FNV-1a of the names). */
+uint32_t cdna_opcodes(void)
+{
+    uint32_t value = 0x811c9dc5;
+    for (uint32_t op = 0; op < OP_COUNT; op++)
+        for (const char *c = op_infos[op].name;; c++) {
+            value = (value ^ (uint8_t)*c) * 0x01000193;
+            if (!*c)
+                break;
+        }
+    return value;
+}

@@ -7,7 +7,8 @@ bool exec_valu(Group *g, Wave *w, const Insn *i)
     for (int k = 0; k < i->sources; k++)
         if (i->src[k].code < VGPR0 && !scalar_source_known(i->src[k].code)) return false;
     return exec_vector_integer(g, w, i) || exec_vector_float(g, w, i) || exec_vector_convert(g, w, i) ||
-           exec_vector_packed(g, w, i) || exec_vector_half(g, w, i) || exec_compare(g, w, i);
+           exec_vector_packed(g, w, i) || exec_vector_half(g, w, i) || exec_compare(g, w, i) ||
+           exec_vector_scaled(g, w, i);
 }
 
 static inline uint32_t shift_right_signed(uint32_t value, uint32_t by) { return (uint32_t)((int32_t)value >> by); }

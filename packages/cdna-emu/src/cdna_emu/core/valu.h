@@ -29,6 +29,7 @@ bool exec_vector_float(const Group *g, Wave *w, const Insn *i);
 bool exec_vector_half(const Group *g, Wave *w, const Insn *i);
 bool exec_vector_packed(const Group *g, Wave *w, const Insn *i);
 bool exec_vector_convert(const Group *g, Wave *w, const Insn *i);
+bool exec_vector_scaled(const Group *g, Wave *w, const Insn *i);
 
 static inline uint32_t flush32(uint32_t bits) { return bits & 0x7f800000 ? bits : bits & 0x80000000; }
 static inline uint64_t flush64(uint64_t bits)

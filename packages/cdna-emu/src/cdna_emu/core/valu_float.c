@@ -10,10 +10,11 @@
 
 static inline float flush_denormal(float x) { return f32_of_bits(flush32(bits_of_f32(x))); }
 
-/* exp, log, sqrt and rsq flush denormals whatever the mode says. */
+/* exp, log, rcp, sqrt and rsq flush denormals whatever the mode says. */
 static inline float exp_base2(float x) { return flush_denormal(exp2f(flush_denormal(x))); }
 static inline float log_base2(float x) { return log2f(flush_denormal(x)); }
 static inline float square_root(float x) { return sqrtf(flush_denormal(x)); }
+static inline float reciprocal(float x) { return flush_denormal(1.0f / flush_denormal(x)); }
 static inline float inverse_root(float x) { return (float)(1.0 / sqrt((double)flush_denormal(x))); }
 
 /* Sine and cosine take revolutions; beyond 256 of them the hardware gives the value at 0. */
@@ -301,8 +302,8 @@ WIDE static bool exec_f32(Wave *w, const Insn *i)
         TERNARY_BITS(v_med3_f32, median32(a[l], b[l], c[l], ieee))
         TERNARY_BITS(v_minimum3_f32, minimum32(minimum32(a[l], b[l]), c[l]))
         TERNARY_BITS(v_maximum3_f32, maximum32(maximum32(a[l], b[l]), c[l]))
-        UNARY(v_rcp_f32, 1.0f / A)
-        UNARY(v_rcp_iflag_f32, 1.0f / A)
+        UNARY(v_rcp_f32, reciprocal(A))
+        UNARY(v_rcp_iflag_f32, reciprocal(A))
         UNARY(v_rsq_f32, inverse_root(A))
         UNARY(v_sqrt_f32, square_root(A))
         UNARY(v_exp_f32, exp_base2(A))

@@ -157,6 +157,14 @@ def test_the_difference_of_two_launches():
     assert chunk.wave["valu"] == 16 and chunk.wave["other"] == 8 and chunk.units["valu"] == 16
 
 
+def test_stalls_by_instruction():
+    found = run(ZEROS + MATRIX.format(0, 3, 0) * 3)
+    (((text, reason), cycles),) = [item for item in found.stalls.items() if item[0][0].startswith("0x0020")]
+    assert (reason, cycles) == ("mfma queue", 16 - ISSUE) and "v_mfma" in text
+    assert found.longest_stalls(1).count("\n") == 0 and "mfma queue" in found.longest_stalls()
+    assert not (found - found).stalls
+
+
 def test_a_launch_runs_in_batches():
     found = run("  s_nop 0\n", groups=2)
     assert found.launch_cycles(9, 2) == 3 * found.cycles

@@ -10,8 +10,8 @@ What it does, instruction by instruction, in the order of the stream of each wav
   ``transcendental`` cycles. Waves of one SIMD share its VALU and its matrix unit, so that only one of them is served at
   a time; scalar instructions, branches and waits of other waves overlap.
 - A matrix instruction waits until the matrix unit of its SIMD is free, and keeps it busy for its passes
-  (``mfma_passes``). Who reads or overwrites its result waits for it; one that takes it as src C waits for the end of
-  the passes alone.
+  (``mfma_passes``). Who reads or overwrites its result waits for it; a matrix instruction that takes it as src C waits
+  for the end of the passes alone.
 - An LDS access takes the cycles that its addresses need on the banks (``counters.c``), one access of the compute unit
   after the other; its result is there ``lds_latency`` later.
 - A global access takes max(4, 64-byte lines, bytes / 64) cycles of the compute unit's one address path; data of a load
@@ -34,7 +34,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -88,17 +88,21 @@ class Simulation:
         cycles: until the last wave has ended. groups: workgroups that ran side by side.
         wave: cycles of the mean wave: issue by class (``CLASSES``), and ``STALLS``; they add up to its time.
         units: busy cycles of the compute unit: "valu" and "mfma" (the busiest SIMD), "lds", "vmem".
+        stalls: cycles of the mean wave by instruction (its text behind its address) and reason of ``STALLS``.
     """
 
     cycles: float
     groups: int
     wave: Mapping[str, float]
     units: Mapping[str, float]
+    stalls: Mapping[tuple[str, str], float]
 
     def __sub__(self, other: Simulation) -> Simulation:
         """What a launch took beyond another: of one more chunk, the cost of a steady chunk."""
+        stalls = {key: self.stalls.get(key, 0.0) - other.stalls.get(key, 0.0) for key in {*self.stalls, *other.stalls}}
         return replace(
             self,
+            stalls={key: value for key, value in stalls.items() if value},
             cycles=self.cycles - other.cycles,
             wave={name: value - other.wave[name] for name, value in self.wave.items()},
             units={name: value - other.units[name] for name, value in self.units.items()},
@@ -117,6 +121,11 @@ class Simulation:
         return "\n".join(
             [head, "cycles of the mean wave:", *rows(self.wave), "busy cycles of the units:", *rows(self.units)]
         )
+
+    def longest_stalls(self, count: int = 20) -> str:
+        """The instructions at which the mean wave waits longest, one a line."""
+        found = sorted(self.stalls.items(), key=lambda item: -item[1])[:count]
+        return "\n".join(f"{cycles:>8.0f}  {reason:<12}  {text}" for (text, reason), cycles in found)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -146,6 +155,7 @@ _NO_WAIT = (63, 15)
 class _Step:
     """The part of an instruction that is the same at every execution; ``registers`` in operand codes."""
 
+    index: int  # of the instruction
     action: int
     kind: int  # index in CLASSES
     issue: int
@@ -161,7 +171,7 @@ def _vector(code: int, count: int) -> range:
     return range(code, code + count) if _VGPR0 <= code < _NO_OPERAND else range(0)
 
 
-def _step(instruction: Instruction, arch: str, p: Parameters) -> _Step:
+def _step(index: int, instruction: Instruction, arch: str, p: Parameters) -> _Step:
     record, name = instruction.record, instruction.mnemonic
     kind = class_of(name)
     action = _ACTIONS.get(kind, _PLAIN)
@@ -176,6 +186,7 @@ def _step(instruction: Instruction, arch: str, p: Parameters) -> _Step:
     if action == _MFMA:
         busy = busy_cycles(instruction, arch)
         results = tuple(_vector(record.dst.code, record.dst.registers))
+        operands = list(record.src)  # the results of one matrix unit come in order
         if _vector(record.src[2].code, 1) and record.src[2].registers == record.dst.registers:
             accumulator = record.src[2].code
             operands = [o for o in operands if o.code != accumulator]
@@ -184,19 +195,23 @@ def _step(instruction: Instruction, arch: str, p: Parameters) -> _Step:
     if name == "s_waitcnt":
         immediate = record.offset & 0xFFFF
         vm, lgkm = immediate & 15 | (immediate >> 14 & 3) << 4, immediate >> 8 & 15
-    return _Step(action, CLASSES.index(kind), issue, busy, tuple(registers), results, accumulator, vm, lgkm)
+    return _Step(index, action, CLASSES.index(kind), issue, busy, tuple(registers), results, accumulator, vm, lgkm)
 
 
 class _Wave:
     """One wave while it runs: where its time went, and what is still under way for it."""
 
-    __slots__ = ("at", "barrier", "busy", "costs", "group", "last", "lds", "ready", "scalar", "simd", "steps", "vm")
+    __slots__ = (
+        *("at", "barrier", "busy", "costs", "group", "last", "lds", "ready"),
+        *("scalar", "simd", "stalls", "steps", "vm"),
+    )
 
     def __init__(self, steps: Sequence[_Step], costs: Sequence[int], group: int, simd: int) -> None:
         self.steps, self.costs, self.group, self.simd = steps, costs, group, simd
         self.at = 0  # next step
         self.barrier = -1  # when it came to the barrier where it waits, -1: it does not wait
-        self.busy = [0] * (len(CLASSES) + len(STALLS))
+        self.busy = [0] * len(CLASSES)
+        self.stalls: Counter[tuple[int, str]] = Counter()  # by instruction and reason
         self.ready: dict[int, tuple[int, int]] = {}  # register: end of the passes, result readable
         self.last = 0  # the latest of them
         self.vm: deque[int] = deque()  # completions, in order
@@ -204,15 +219,14 @@ class _Wave:
         self.scalar = 0
 
 
-_STALL0 = len(CLASSES)
-_VALU_BUSY, _MFMA_QUEUE, _MFMA_RESULT, _VM_WAIT, _LGKM_WAIT, _BARRIER_WAIT = range(_STALL0, _STALL0 + len(STALLS))
+_VALU_BUSY, _MFMA_QUEUE, _MFMA_RESULT, _VM_WAIT, _LGKM_WAIT, _BARRIER_WAIT = STALLS
 
 
 def _streams(trace: Trace, p: Parameters) -> list[tuple[list[_Step], list[int]]]:
     """Per wave its steps, and the cycles that each takes of the LDS or of the address path."""
     arch = trace.resources.arch
     events = trace.events
-    step = functools.cache(lambda index: _step(trace.instructions[index], arch, p))
+    step = functools.cache(lambda index: _step(index, trace.instructions[index], arch, p))
     path = np.zeros(1 + len(trace.accesses), np.int64)
     if len(trace.accesses):
         lanes = np.bitwise_count(trace.accesses["mask"]).astype(np.int64)
@@ -261,19 +275,19 @@ def simulate(trace: Trace, parameters: Parameters | None = None, *, groups: int 
                 if step.accumulator >= 0 and step.accumulator in wave.ready:
                     ready = max(ready, wave.ready[step.accumulator][0])
                 if ready > now:
-                    busy[_MFMA_RESULT] += ready - now
+                    wave.stalls[step.index, _MFMA_RESULT] += ready - now
                     now = ready
                     continue
             if action in (_VALU, _MFMA):
                 free = valu[wave.simd]
                 if free > now:
-                    busy[_VALU_BUSY] += free - now
+                    wave.stalls[step.index, _VALU_BUSY] += free - now
                     now = free
                     continue
                 if action == _MFMA:
                     free = matrix[wave.simd]
                     if free > now:
-                        busy[_MFMA_QUEUE] += free - now
+                        wave.stalls[step.index, _MFMA_QUEUE] += free - now
                         now = free
                         continue
                     done = now + step.busy
@@ -312,8 +326,14 @@ def simulate(trace: Trace, parameters: Parameters | None = None, *, groups: int 
             _open(waves, wave.group, now, p, queue)
         else:
             heapq.heappush(queue, (now, number))
-    mean = {name: sum(wave.busy[k] for wave in waves) / len(waves) for k, name in enumerate((*CLASSES, *STALLS))}
-    return Simulation(end, groups, mean, {"valu": max(valu_busy), "mfma": max(matrix_busy), **units})
+    mean = {name: sum(wave.busy[k] for wave in waves) / len(waves) for k, name in enumerate(CLASSES)}
+    mean.update(dict.fromkeys(STALLS, 0.0))
+    stalls: dict[tuple[str, str], float] = {}
+    for (index, reason), cycles in sum((wave.stalls for wave in waves), Counter()).items():
+        instruction = trace.instructions[index]
+        stalls[f"{instruction.address:#06x} {instruction.text}", reason] = cycles / len(waves)
+        mean[reason] += cycles / len(waves)
+    return Simulation(end, groups, mean, {"valu": max(valu_busy), "mfma": max(matrix_busy), **units}, stalls)
 
 
 def _wait(wave: _Wave, step: _Step, now: int) -> int:
@@ -322,7 +342,7 @@ def _wait(wave: _Wave, step: _Step, now: int) -> int:
         while len(wave.vm) > step.vm:
             done = wave.vm.popleft()
             if done > now:
-                wave.busy[_VM_WAIT] += done - now
+                wave.stalls[step.index, _VM_WAIT] += done - now
                 now = done
     if step.lgkm < _NO_WAIT[1]:
         done = 0
@@ -331,7 +351,7 @@ def _wait(wave: _Wave, step: _Step, now: int) -> int:
         if step.lgkm == 0:
             done = max(done, wave.scalar)
         if done > now:
-            wave.busy[_LGKM_WAIT] += done - now
+            wave.stalls[step.index, _LGKM_WAIT] += done - now
             now = done
     return now
 
@@ -344,6 +364,6 @@ def _open(waves: Sequence[_Wave], group: int, now: int, p: Parameters, queue: li
         return
     opens = max(now, *(wave.barrier for _, wave in waiting)) + p.barrier
     for number, wave in waiting:
-        wave.busy[_BARRIER_WAIT] += opens - wave.barrier
+        wave.stalls[wave.steps[wave.at - 1].index, _BARRIER_WAIT] += opens - wave.barrier
         wave.barrier = -1
         heapq.heappush(queue, (opens, number))

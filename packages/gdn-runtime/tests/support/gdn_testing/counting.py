@@ -172,21 +172,20 @@ class _TracedKernel(LoadedKernel):
         self.trace: Any = None
         self.spans: dict[str, tuple[int, int]] = {}
 
-    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
         facts = self.code.facts
-        tensors = {
-            argument.name: memory_range(value)
-            for argument, value in zip(facts.arguments, args, strict=True)
-            if isinstance(value, Tensor) and value.numel()
-        }
-        self.spans = {name: (start, start + size) for name, (start, size, _) in tensors.items()}
+        # By address: what a launch is given beside the packed arguments need not be in their order.
+        ranges = [memory_range(value) for value in args if isinstance(value, Tensor) and value.numel()]
+        end = {start: start + size for start, size, _ in ranges}
+        pointers = {a.name: int.from_bytes(kernarg[a.offset : a.offset + 8], "little") for a in facts.arguments}
+        self.spans = {name: (start, end[start]) for name, start in pointers.items() if start in end}
         self.trace = cdna_emu.trace_group(
             self.code.elf,
             kernel=facts.symbol,
             grid=grid,
             block=facts.block,
-            kernarg=self.pack(args),
-            ranges=list(tensors.values()),
+            kernarg=kernarg,
+            ranges=ranges,
             dynamic_lds=facts.dynamic_lds,
             arch=facts.arch,
             group=self.group,

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -80,26 +80,36 @@ class Bundle:
 
     def code_object(self, spec: KernelSpec) -> CodeObject | None:
         """The code object of ``spec``, read and verified now; None if the bundle has none. CorruptBundleError."""
-        artifact = self.artifacts.get(spec_key(spec))
-        return None if artifact is None else self.load(artifact, spec)
-
-    def load(self, artifact: Artifact, spec: KernelSpec | None = None) -> CodeObject:
-        """The code object of an artifact of this bundle, read and verified now.
-
-        ``spec`` is what the artifact is for; None: as the manifest says. CorruptBundleError if the payload is not the
-        one that the manifest means, or its facts do not fit the spec.
-        """
-        path = self.folder / artifact.file
-        if spec_hash(artifact.spec) != artifact.key:
+        key = spec_key(spec)
+        artifact = self.artifacts.get(key)
+        if artifact is None:
+            return None
+        if spec_hash(artifact.spec) != key:
             raise CorruptBundleError(self.folder / MANIFEST, f"{artifact}: its key is not the sha256 of its spec")
+        return self.load(artifact, spec)
+
+    def spec(self, artifact: Artifact) -> KernelSpec:
+        """The spec of an artifact of this bundle. CorruptBundleError if it is none, or has another key."""
         try:
-            if spec is None:
-                spec = spec_from_json(artifact.spec)
-                spec.check()
+            spec = spec_from_json(artifact.spec)
+            spec.check()
+        except ValueError as error:
+            raise CorruptBundleError(self.folder / MANIFEST, f"{artifact.file}: {error}") from error
+        if spec_key(spec) != artifact.key:
+            raise CorruptBundleError(self.folder / MANIFEST, f"{artifact}: its key is not the sha256 of its spec")
+        return spec
+
+    def load(self, artifact: Artifact, spec: KernelSpec) -> CodeObject:
+        """The code object of an artifact of this bundle, which is that of ``spec``, read and verified now.
+
+        CorruptBundleError if the payload is not the one that the manifest means, or its facts do not fit the spec.
+        """
+        try:
             facts = LaunchFacts.from_json(artifact.facts)
             facts.check(spec)
         except ValueError as error:
             raise CorruptBundleError(self.folder / MANIFEST, f"{artifact.file}: {error}") from error
+        path = self.folder / artifact.file
         elf = read_file(path, artifact.size)
         if len(elf) != artifact.size:
             raise CorruptBundleError(path, f"got {_size(elf, artifact.size)} bytes, expected {artifact.size}")
@@ -119,7 +129,7 @@ class Bundle:
             yield CorruptBundleError(path, "it was edited: not in canonical form")
         for artifact in self.artifacts.values():
             try:
-                self.load(artifact)
+                self.load(artifact, self.spec(artifact))
             except CorruptBundleError as error:
                 yield error
         expected = {MANIFEST, *(artifact.file for artifact in self.artifacts.values())}
@@ -201,10 +211,21 @@ def bundles(arch: str) -> tuple[Bundle, ...]:
         with _lock:
             found = _in_force.get((text, arch))
             if found is None:
-                folders = [folder for folder, named in bundle_folders(text) if named in (None, arch)]
-                read = [read_bundle(folder, _arch_of_folder(folder)) for folder in folders]
-                found = _in_force[text, arch] = tuple(bundle for bundle in read if bundle.arch == arch)
+                entries = [entry for entry in text.split(os.pathsep) if entry.strip()]
+                paths = [Path(entry).expanduser() for entry in entries]
+                found = _in_force[text, arch] = read_bundles(paths or [PACKAGED], arch)
     return found
+
+
+def read_bundles(paths: Iterable[Path], arch: str) -> tuple[Bundle, ...]:
+    """The bundles of ``arch`` in ``paths``: folders with a manifest, or with one such folder per architecture.
+
+    Raises as ``read_bundle``; ValueError for a path without any bundle, but for ``PACKAGED``.
+    """
+    folders = [folder for path in paths for folder in bundle_folders(path)]
+    # A folder that is named after another architecture is not even read.
+    read = [read_bundle(folder, _named(folder)) for folder in folders if _named(folder) in (None, arch)]
+    return tuple(bundle for bundle in read if bundle.arch == arch)
 
 
 def forget() -> None:
@@ -213,31 +234,20 @@ def forget() -> None:
         _in_force.clear()
 
 
-def bundle_folders(text: str) -> list[tuple[Path, str | None]]:
-    """Folders of the bundles that ``text`` (the value of GDN_BUNDLE) names, and the architecture where the name of the
-    folder says it: a folder with a manifest, or one folder per architecture.
-
-    "" is the packaged ones. Raises ValueError for an entry that names no bundle.
-    """
-    entries = [entry for entry in text.split(os.pathsep) if entry.strip()]
-    if not entries:
-        return _below(PACKAGED)
-    folders: list[tuple[Path, str | None]] = []
-    for entry in entries:
-        path = Path(entry).expanduser()
-        below = [(path, None)] if (path / MANIFEST).exists() else _below(path)
-        if not below:
-            expected = f"a folder with a {MANIFEST}, or with folders {', '.join(AMD_ARCHS)} that have one"
-            raise value_error("GDN_BUNDLE", repr(entry), expected)
-        folders += below
-    return folders
+def bundle_folders(path: Path) -> list[Path]:
+    """Folders of the bundles in ``path``: itself if it has a manifest, else one folder per architecture. ValueError if
+    there is none, but for ``PACKAGED``."""
+    if (path / MANIFEST).exists():
+        return [path]
+    below = [path / arch for arch in AMD_ARCHS if (path / arch).is_dir()]
+    if not below and path != PACKAGED:
+        expected = f"a folder with a {MANIFEST}, or with folders {', '.join(AMD_ARCHS)} that have one"
+        raise value_error("bundle (GDN_BUNDLE)", repr(str(path)), expected)
+    return below
 
 
-def _below(path: Path) -> list[tuple[Path, str | None]]:
-    return [(path / arch, arch) for arch in AMD_ARCHS if (path / arch).is_dir()]
-
-
-def _arch_of_folder(folder: Path) -> str | None:
+def _named(folder: Path) -> str | None:
+    """The architecture that the name of ``folder`` promises, if any."""
     return folder.name if folder.name in AMD_ARCHS else None
 
 

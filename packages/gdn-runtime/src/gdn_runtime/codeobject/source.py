@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from ..env import settings
 from ..errors import CaptureError, MissingCodeObjectError
 from ..log import logger
 from ..spec import KernelSpec
-from .bundle import Bundle, bundles
+from .bundle import Artifact, Bundle, bundles
 from .facts import CodeObject, spec_text
 
 _JIT = "gdn_runtime.kernels.jit"
@@ -29,6 +31,16 @@ def code_object(spec: KernelSpec) -> CodeObject:
     MissingCodeObjectError if it would have to be compiled and GDN_JIT is 0 or FLYDSL_RUNTIME_RUN_ONLY is 1,
     CaptureError if a stream is being captured; CompileError as the compiler.
     """
+    return _once(spec, _find)
+
+
+def code_of_artifact(bundle: Bundle, artifact: Artifact) -> CodeObject:
+    """The code object of an artifact, for every later call that asks for its spec; read from ``bundle`` unless this
+    process has one already. CorruptBundleError as ``Bundle.load``."""
+    return _once(bundle.spec(artifact), functools.partial(bundle.load, artifact))
+
+
+def _once(spec: KernelSpec, find: Callable[[KernelSpec], CodeObject]) -> CodeObject:
     code = _codes.get(spec)
     if code is not None:
         return code
@@ -37,14 +49,8 @@ def code_object(spec: KernelSpec) -> CodeObject:
     with making:
         code = _codes.get(spec)
         if code is None:
-            code = _codes[spec] = _find(spec)
+            code = _codes[spec] = find(spec)
     return code
-
-
-def keep(code: CodeObject) -> CodeObject:
-    """Let this process find ``code`` for its spec; the one that is to be used, for another may have been first."""
-    with _lock:
-        return _codes.setdefault(code.spec, code)
 
 
 def _find(spec: KernelSpec) -> CodeObject:
@@ -56,18 +62,15 @@ def _find(spec: KernelSpec) -> CodeObject:
             return found
     current = settings()
     if not current.jit:
-        raise MissingCodeObjectError(
-            spec_text(spec), _ways_out(spec, searched, "set GDN_JIT=1 to compile it at the first call")
-        )
+        raise missing(spec_text(spec), spec.arch, searched, "set GDN_JIT=1 to compile it at the first call")
     # By name: the serving path imports neither kernels nor compilers.
     jit: Any = importlib.import_module(_JIT)
     kept: CodeObject | None = jit.find(spec, current.jit_cache_dir)
     if kept is not None:
         return kept
     if current.flydsl_runtime_run_only:
-        raise MissingCodeObjectError(
-            spec_text(spec), _ways_out(spec, searched, "unset FLYDSL_RUNTIME_RUN_ONLY, which forbids compiling it")
-        )
+        ways_out = "unset FLYDSL_RUNTIME_RUN_ONLY, which forbids compiling it"
+        raise missing(spec_text(spec), spec.arch, searched, ways_out)
     if capturing():
         raise CaptureError(f"compiling {spec_text(spec)}")
     logger.warning("compiling %s: %s", spec_text(spec), _searched(spec.arch, searched))
@@ -83,13 +86,13 @@ def _searched(arch: str, searched: tuple[Bundle, ...]) -> str:
     return f"GDN_BUNDLE is not set, and the package carries no bundle for {arch}"
 
 
-def _ways_out(spec: KernelSpec, searched: tuple[Bundle, ...], compiling: str) -> str:
-    """Where ``spec`` was looked for and what helps, for an error."""
-    return (
-        f"{_searched(spec.arch, searched)}. Build a bundle that has it and name it: `gdn-aot build --arch {spec.arch} "
-        f"--complete --out DIR`, with `--table FILE` if no packaged table has its heads, then GDN_BUNDLE=DIR; or "
-        f"{compiling}"
+def missing(what: str, arch: str, searched: tuple[Bundle, ...], otherwise: str = "") -> MissingCodeObjectError:
+    """The error that says where ``what`` was looked for and which commands help; ``otherwise`` is one more way."""
+    reason = (
+        f"{_searched(arch, searched)}. Build a bundle that has it and name it: `gdn-aot build --arch {arch} --complete "
+        "--out DIR`, with `--table FILE` if no packaged table has its heads, then GDN_BUNDLE=DIR"
     )
+    return MissingCodeObjectError(what, f"{reason}; or {otherwise}" if otherwise else reason)
 
 
 def capturing() -> bool:

@@ -183,13 +183,15 @@ def read_file(path: Path, limit: int) -> bytes:
         if error.errno in _LINK_OR_NOT_A_FILE:
             raise CorruptBundleError(path, "it is a link or a special file, expected a regular file") from None
         raise
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    parts, left = [], limit + 1
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise CorruptBundleError(path, "it is no regular file")
-        parts, left = [], limit + 1
-        while left and (part := file.read(left)):
+        while left and (part := os.read(descriptor, min(left, 1 << 20))):
             parts.append(part)
             left -= len(part)
+    finally:
+        os.close(descriptor)
     return b"".join(parts)
 
 

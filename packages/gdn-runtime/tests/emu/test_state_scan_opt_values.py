@@ -19,6 +19,7 @@ from gdn_testing.scans import (
     emulate_scan,
     far_arguments,
     opt_spec,
+    scan_code,
     scan_problem,
 )
 
@@ -115,6 +116,7 @@ def table_spec(row: dict[str, str], problem: ScanProblem, arch: str) -> OptState
 @each_arch
 @pytest.mark.parametrize("row", TABLE, ids=["-".join(row.values()) for row in TABLE])
 def test_table(arch: str, row: dict[str, str]) -> None:
+    """Values, nothing found in any order of the waves, and what the code object takes."""
     shapes = [PACKED] if row["shape"] == "packed" else DENSE
     for shape, order in zip(shapes * 3 if len(shapes) == 1 else shapes, [*ORDERS, "forward"], strict=False):
         problem = table_problem(row, shape)
@@ -132,6 +134,12 @@ def test_table(arch: str, row: dict[str, str]) -> None:
         before = pool.clone()
         result = emulate_scan(spec, problem, order=order, pool=pool, **states)
         assert_as_expected(spec, problem, result, pool=before, **states)
+    facts = scan_code(spec).facts
+    assert facts.lds_bytes <= (32768 + 512 * spec.block_v if spec.snapshot_dtype == "bf16" else 65536)
+    assert facts.vgprs <= 256
+    assert not facts.scratch_bytes
+    assert not facts.vgpr_spills
+    assert not facts.sgpr_spills
 
 
 @each_arch

@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,7 @@ from gdn_testing.counting import (
     prepare_spec,
     vk_spec,
 )
-from gdn_testing.public_kernel import PREPARES, SCANS, Bar, heads_of, prepare_bars, scan_bars
+from gdn_testing.public_kernel import PREPARES, SCANS, Bar, PublicScan, heads_of, prepare_bars, scan_bars
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -133,12 +133,6 @@ def ratio(got: float, least: float) -> str:
     return f"{number(got)}/{number(least)}"
 
 
-def of_public(arch: str, variant: str) -> Any:
-    """The public kernel's figures beside a row of K5."""
-    block_v, snapshot = variant.split(",")[0].split()
-    return SCANS[arch, int(block_v), snapshot]
-
-
 def public_keys(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
     """The public kernel's rows that belong to ours."""
     return [key for key in SCANS if any(row.arch == key[0] for row in rows)]
@@ -152,14 +146,24 @@ def instructions(rows: Sequence[Row]) -> list[str]:
         public = SCANS[arch, block_v, snapshot]
         classes = [public.classes.get(name, 0) for name in names]
         body.append([arch, f"{block_v} {snapshot}, public", public.instructions, "", "", *classes])
-        for row in matching(rows, arch, block_v, snapshot):
-            c = row.counts
+
+        def cells(row: Row, public: PublicScan = public) -> list[object]:
             bar = row.bars[0]
             part = f"{share(bar.got, public.instructions)}{'' if bar.ok else ' (missed)'}"
-            total = f"**{number(c.instructions)}**"
-            limit = share(bar.limit, public.instructions)
-            body.append([arch, row.variant, total, part, limit, *(number(c.classes[name]) for name in names)])
+            total, limit = f"**{number(bar.got)}**", share(bar.limit, public.instructions)
+            return [total, part, limit, *(number(row.counts.classes[name]) for name in names)]
+
+        body += ours(matching(rows, arch, block_v, snapshot), cells)
     return table(["arch", "BV, snapshot", "instructions", "of public", "bar", *names], body)
+
+
+def ours(rows: Sequence[Row], cells: Callable[[Row], list[object]]) -> list[list[object]]:
+    """Rows of a table; one for both layouts of g if they do not differ."""
+    found = [(row, cells(row)) for row in rows]
+    if len(found) == 2 and found[0][1] == found[1][1]:
+        row, values = found[0]
+        return [[row.arch, row.variant.split(",")[0], *values]]
+    return [[row.arch, row.variant, *values] for row, values in found]
 
 
 def matching(rows: Sequence[Row], arch: str, block_v: int, snapshot: str) -> list[Row]:
@@ -175,17 +179,17 @@ def memory(rows: Sequence[Row]) -> list[str]:
     body: list[list[object]] = []
     for arch, block_v, snapshot in public_keys(rows):
         public = SCANS[arch, block_v, snapshot]
-        requests = [f"-; {public.requests[name][1]}" if public.requests[name][0] is None else
-                    f"{public.requests[name][0]}; {public.requests[name][1]}" for name in TENSORS]  # fmt: skip
-        lds = ratio(sum(x[0] for x in (public.lds_read, public.lds_write)),
-                    sum(x[1] for x in (public.lds_read, public.lds_write)))  # fmt: skip
+        requests = [f"{lines64}; {lines128}" for lines64, lines128 in map(public.requests.__getitem__, TENSORS)]
+        lds = ratio(public.lds_read[0] + public.lds_write[0], public.lds_read[1] + public.lds_write[1])
         body.append([arch, f"{block_v} {snapshot}, public", *requests, lds, public.matrix_cycles])
-        for row in matching(rows, arch, block_v, snapshot):
+
+        def cells(row: Row) -> list[object]:
             c = row.counts
             own = [c.requests[name] for name in TENSORS]
             requests = [f"{ratio(r.lines64, r.tile64)}; {ratio(r.lines128, r.tile128)}" for r in own]
-            lds = ratio(c.lds_cycles, c.lds_read[1] + c.lds_write[1])
-            body.append([arch, row.variant, *requests, lds, number(c.matrix_cycles)])
+            return [*requests, ratio(c.lds_cycles, c.lds_read[1] + c.lds_write[1]), number(c.matrix_cycles)]
+
+        body += ours(matching(rows, arch, block_v, snapshot), cells)
     return table(["arch", "BV, snapshot", *TENSORS, "LDS cycles", "MFMA cycles per SIMD"], body)
 
 
@@ -197,13 +201,15 @@ def resources(rows: Sequence[Row]) -> list[str]:
         barriers = public.classes["barrier"] // WAVES
         left = [public.vgprs, public.lds_bytes, "", barriers]
         body.append([arch, f"{block_v} {snapshot}, public", *left, public.cycles, "", public.slow or "", ""])
-        for row in matching(rows, arch, block_v, snapshot):
+
+        def cells(row: Row, public: PublicScan = public) -> list[object]:
             c, r = row.counts, row.counts.resources
             bar = next(bar for bar in row.bars if bar.name == "model cycles")
             part = f"{share(c.cycles, public.cycles)}{'' if bar.ok else ' (missed)'}"
             left = [r.vgprs, r.lds_bytes, r.groups_per_cu, number(c.classes["barrier"] / WAVES)]
-            right = [f"**{number(c.cycles)}**", part, number(c.slow), number(c.full)]
-            body.append([arch, row.variant, *left, *right])
+            return [*left, f"**{number(c.cycles)}**", part, number(c.slow), number(c.full)]
+
+        body += ours(matching(rows, arch, block_v, snapshot), cells)
     head = ["VGPRs", "LDS bytes", "WG/CU", "barriers", "model", "of public", f"latency {SLOW_MEMORY}", "WG/CU together"]
     return table(["arch", "BV, snapshot", *head], body)
 
@@ -268,13 +274,14 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 def page(rows: dict[str, list[Row]]) -> str:
     """The tables between the markers."""
     everything = [row for found in rows.values() for row in found]
+    one_layout = [row for row in everything if row.kernel != "opt" or "head-major" in row.variant]
     parts = [
         ["### K5 `opt`: wave-instructions per workgroup and steady chunk", "", *instructions(rows["opt"])],
         ["### K5 `opt`: requests over the least, LDS cycles over the least", "", *memory(rows["opt"])],
         ["### K5 `opt`: registers, LDS, barriers, cycles of the model", "", *resources(rows["opt"])],
         ["### K5 `vk`", "", *vk_table(rows["vk"])],
         ["### Fused prepare, per chunk and value head", "", *prepare_table(rows["prepare"])],
-        ["### Where the model's cycles go (mean wave)", "", *where(everything)],
+        ["### Where the model's cycles go (mean wave)", "", *where(one_layout)],
         ["### Bars", "", *verdict(everything)],
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"

@@ -28,7 +28,7 @@ class PublicScan:
     matrix_cycles: int
     lds_read: tuple[int, int]
     lds_write: tuple[int, int]
-    requests: dict[str, tuple[int | None, int]]
+    requests: dict[str, tuple[int, int]]
     vgprs: int
     lds_bytes: int
     cycles: int
@@ -74,18 +74,17 @@ def _scan(key: tuple[str, int, str]) -> PublicScan:
     classes, vgprs, lds_bytes, lds, cycles, slow = _SCANS[key]
     _, block_v, snapshot = key
     lines = block_v * (4 if snapshot == "bf16" else 8)  # of 64 bytes
-    requests: dict[str, tuple[int | None, int]] = {
-        "k load": (None, 128),
-        "w load": (None, 128),
-        "u load": (None, 4 * block_v),
-        "g load": (None, 64),
+    requests: dict[str, tuple[int, int]] = {
+        "k load": (256, 128),
+        "w load": (256, 128),
+        "u load": (4 * block_v, 4 * block_v),
+        "g load": (64, 64),
         "v_new store": (4 * block_v, 4 * block_v),
         "h store": (lines, lines // 2),
     }
     named = dict(zip(_NAMES, classes, strict=True))
-    return PublicScan(
-        named, 16 * block_v, lds[:2], lds[2:], requests, vgprs, lds_bytes, cycles, slow
-    )  # 16x16x16 at 16 cycles on both architectures
+    matrix_cycles = 16 * block_v  # 16x16x16 on both architectures
+    return PublicScan(named, matrix_cycles, lds[:2], lds[2:], requests, vgprs, lds_bytes, cycles, slow)
 
 
 SCANS = {key: _scan(key) for key in _SCANS}

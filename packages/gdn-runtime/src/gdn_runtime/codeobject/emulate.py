@@ -40,10 +40,9 @@ class _EmulatedKernel(LoadedKernel):
         super().__init__(code)
         self._emulator, self._options = emulator, options
 
-    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
         """Run the kernel to its end. EmulatedFaultError if the emulator finds anything wrong."""
         facts = self.code.facts
-        kernarg = self.pack(args)
         check_grid(grid, facts.symbol)
         result = self._emulator.launch(
             self.code.elf,

@@ -158,11 +158,10 @@ class HipKernel(LoadedKernel):
         facts = code.facts
         self._block, self._dynamic_lds, self._symbol = facts.block, facts.dynamic_lds, facts.symbol
 
-    def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
+    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
         """Put the launch on the current stream of the launcher's device; returns before it has run. HipError as HIP."""
         if not self._function:
             raise RuntimeError(f"{self._symbol}: its launcher was closed")
-        kernarg = self.pack(args)
         check_grid(grid, self._symbol)
         segment, library, index = self._segment, self._library, self._index
         ctypes.memmove(segment.buffer, kernarg, len(kernarg))

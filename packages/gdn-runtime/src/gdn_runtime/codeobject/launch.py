@@ -50,12 +50,12 @@ class Packer:
             end = argument.offset + argument.size
         self._struct = struct.Struct(form + f"{facts.kernarg_bytes - end}x" * (facts.kernarg_bytes > end))
         assert self._struct.size == facts.kernarg_bytes
-        self._pointers = sum(argument.kind == "pointer" for argument in facts.arguments)
+        self.pointers = sum(argument.kind == "pointer" for argument in facts.arguments)
 
     def __call__(self, args: Sequence[Value]) -> bytes:
         """The bytes of the segment."""
         # Most of the time is data_ptr(). No isinstance: of anything but a tensor it costs more than data_ptr().
-        count = self._pointers
+        count = self.pointers
         numbers = args[count:]
         try:
             pointers = [0 if x is None else x.data_ptr() for x in args[:count]]  # type: ignore[union-attr]
@@ -65,6 +65,11 @@ class Packer:
         except (AttributeError, OverflowError, struct.error):
             pass
         return self._struct.pack(*self._checked(args))
+
+    def numbers(self, numbers: Sequence[int | float]) -> bytes:
+        """The bytes of the segment from behind the pointers on, for calls whose numbers do not change: the addresses, 8
+        bytes each, go before them."""
+        return self([*(None,) * self.pointers, *numbers])[8 * self.pointers :]
 
     def _checked(self, args: Sequence[Any]) -> list[int | float]:
         """The values to pack, one by one, addresses among them; the error if one does not fit."""
@@ -94,9 +99,13 @@ class LoadedKernel(ABC):
         self.code = code
         self.pack = Packer(code.facts)
 
-    @abstractmethod
     def __call__(self, grid: Grid, args: Sequence[Value]) -> None:
         """Launch ``grid`` workgroups (x, y, z; none of them 0) with the arguments of the spec, in their order."""
+        self.launch(grid, self.pack(args), args)
+
+    @abstractmethod
+    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
+        """``__call__`` with arguments that ``pack`` packed; the tensors behind them are in ``args``."""
 
 
 class Launcher(ABC):

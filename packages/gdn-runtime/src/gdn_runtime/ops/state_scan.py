@@ -300,7 +300,8 @@ def _launch_of(call: ScanCall, plan: ChunkPlan, selection: Selection) -> Launch:
             spec=spec,
         )
         return bound
-    return functools.partial(_launch_stage, selection.backend, selection.state_scan, call.use_exp2, call.g_head_major)
+    assert isinstance(spec, StateScanSpec)
+    return functools.partial(_launch_stage, selection.backend, spec, call.use_exp2, call.g_head_major)
 
 
 def _launch_stage(

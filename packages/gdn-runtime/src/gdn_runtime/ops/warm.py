@@ -22,20 +22,32 @@ Launch: TypeAlias = Callable[..., None]
 """launch(plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state)"""
 
 
+def _template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of one element that ``torch.empty_like`` makes contiguous tensors of: in half the time of torch.empty,
+    which parses its arguments."""
+    with torch.inference_mode(False):
+        template = torch.zeros((), dtype=dtype, device=device).expand(shape)
+    assert torch.empty_like(template).is_contiguous()
+    return template
+
+
 class WarmScan:
     """What calls of one signature over one plan need.
 
     ``final_shape`` None: the final states go into ``initial_state`` if ``in_place``, else nobody wants them.
+    ``indices`` and ``mask`` are those of the last call, which all layers of a model share: seen again, they are not
+    looked into.
     """
 
     __slots__ = (
-        "device",
-        "final_dtype",
-        "final_shape",
-        "h_dtype",
-        "h_shape",
+        "final",
+        "h",
         "in_place",
+        "indices",
+        "indices_facts",
         "launch",
+        "mask",
+        "mask_facts",
         "save_new_value",
         "settings",
     )
@@ -51,25 +63,41 @@ class WarmScan:
         final_dtype: torch.dtype,
         in_place: bool,
         launch: Launch,
+        indices: Tensor | None,
+        mask: Tensor | None,
     ) -> None:
         self.settings = settings
-        self.device = device
-        self.h_shape = h_shape
-        self.h_dtype = h_dtype
+        self.h = _template(h_shape, h_dtype, device)
         self.save_new_value = save_new_value
-        self.final_shape = final_shape
-        self.final_dtype = final_dtype
+        self.final = None if final_shape is None else _template(final_shape, final_dtype, device)
         self.in_place = in_place
         self.launch = launch
+        self.indices, self.indices_facts = indices, _facts(indices)
+        self.mask, self.mask_facts = mask, _facts(mask)
+
+    def fits(self, indices: Tensor | None, mask: Tensor | None) -> bool:
+        """Whether the slots and the mask of a call are like those of the first one; what the signature leaves out."""
+        if indices is not self.indices:
+            if _facts(indices) != self.indices_facts:
+                return False
+            self.indices = indices
+        if mask is not self.mask:
+            if _facts(mask) != self.mask_facts:
+                return False
+            self.mask = mask
+        return self.settings is env.settings()
 
     def allocate(self, u: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(h, v_new, final states) of a call."""
-        device = self.device
-        h = torch.empty(self.h_shape, dtype=self.h_dtype, device=device)
+        h = torch.empty_like(self.h)
         v_new = torch.empty_like(u) if self.save_new_value else None
-        if self.final_shape is not None:
-            return h, v_new, torch.empty(self.final_shape, dtype=self.final_dtype, device=device)
+        if self.final is not None:
+            return h, v_new, torch.empty_like(self.final)
         return h, v_new, initial_state if self.in_place else None
+
+
+def _facts(x: Tensor | None) -> Signature | None:
+    return None if x is None else (x.shape, x.dtype, x.is_contiguous(), x.device)
 
 
 def signature(
@@ -79,8 +107,6 @@ def signature(
     g: Tensor | None,
     gk: Tensor | None,
     state: Tensor | None,
-    indices: Tensor | None,
-    mask: Tensor | None,
     cu_seqlens: Tensor | None,
     metadata: PrefillMetadata | None,
     seq_lens_cpu: object,
@@ -88,7 +114,7 @@ def signature(
     num_decode_tokens: int,
     options: Signature,
 ) -> tuple[ChunkPlan | None, Signature | None]:
-    """The plan of an eager call, and everything else of it that its checks and its selection look at.
+    """The plan of an eager call, and all else of it that its checks and its selection look at, but for slots and mask.
 
     (None, None) for a call that has to be checked each time: one whose lengths come from ``cu_seqlens`` or
     ``seq_lens_cpu``, that may lose a gradient, or that has something else for a tensor.
@@ -120,10 +146,6 @@ def signature(
             g if g is None else (g.shape, g.dtype, g.is_contiguous() and g.device == device),
             gk if gk is None else (gk.shape, gk.dtype, gk.is_contiguous() and gk.device == device),
             state if state is None else (state.shape, state.stride(), state.dtype, state.device == device),
-            indices
-            if indices is None
-            else (indices.shape, indices.dtype, indices.is_contiguous() and indices.device == device),
-            mask if mask is None else (mask.shape, mask.dtype, mask.is_contiguous() and mask.device == device),
             options,
         )
     except (AttributeError, TypeError):

@@ -16,5 +16,5 @@ def l2norm(kernels: Kernels, q: Tensor, k: Tensor, *, q_out: Tensor, k_out: Tens
         return
     q, *q_strides = row_units(q)
     k, *k_strides = row_units(k)
-    args = (q, k, q_out, k_out, num_rows, seq_len, *q_strides, *k_strides)
-    kernels(spec, q.device)(spec.grid(num_rows), args)
+    numbers = (num_rows, seq_len, *q_strides, *k_strides)
+    kernels(spec, q.device)(spec.grid(num_rows), (q, k, q_out, k_out, *numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -65,8 +66,8 @@ def bind_state_scan(
 ) -> Callable[..., None]:
     """K5 for calls over ``plan`` whose tensors have the shapes, strides and dtypes of these; none of them is kept.
 
-    The result takes (plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state).
-    ``final_stride``: bytes between two final states.
+    The result takes (plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state), the
+    plan being this one. ``final_stride``: bytes between two final states.
     """
     if plan.num_seqs == 0:
         return _launch_nothing
@@ -83,7 +84,11 @@ def bind_state_scan(
         return batch, head, initial_stride, final_stride, seq_len, token, slots, index_bytes
 
     fits = strides_on_16_bytes(k)
-    static = None if fits is None else numbers(*fits)
+    # The plan's own tensors and the numbers are those of every call over it. The plan keeps the tensors.
+    schedule = struct.pack("<2Q", *(0 if x is None else x.data_ptr() for x in (plan.cu_seqlens, plan.chunk_offsets)))
+    packed = None if fits is None else schedule + kernel.pack.numbers(numbers(*fits))
+    addresses = struct.Struct(f"<{kernel.pack.pointers - 2}Q").pack
+    start = kernel.launch
 
     def launch(
         plan: ChunkPlan,
@@ -99,17 +104,27 @@ def bind_state_scan(
         indices: Tensor | None,
         mask: Tensor | None,
     ) -> None:
-        values = static
-        if values is None or k.data_ptr() & 15:
+        address = k.data_ptr()
+        if packed is None or address & 15:
             k, *strides = rows(k)
-            values = numbers(*strides)
-        if is_vk:
-            args = (k, w, u, g, gk, h, v_new, initial, final, plan.cu_seqlens, plan.chunk_offsets, *values)
-        else:
-            args = (
-                k, w, u, g, gk, h, v_new, initial, final, indices, mask, plan.cu_seqlens, plan.chunk_offsets, *values
-            )  # fmt: skip
-        kernel(grid, args)
+            pools = () if is_vk else (indices, mask)
+            tensors = (k, w, u, g, gk, h, v_new, initial, final, *pools, plan.cu_seqlens, plan.chunk_offsets)
+            kernel(grid, (*tensors, *numbers(*strides)))
+            return
+        kernarg = addresses(
+            address,
+            w.data_ptr(),
+            u.data_ptr(),
+            0 if g is None else g.data_ptr(),
+            0 if gk is None else gk.data_ptr(),
+            h.data_ptr(),
+            0 if v_new is None else v_new.data_ptr(),
+            0 if initial is None else initial.data_ptr(),
+            0 if final is None else final.data_ptr(),
+            *(() if is_vk else (0 if indices is None else indices.data_ptr(), 0 if mask is None else mask.data_ptr())),
+        )
+        tensors = (k, w, u, g, gk, h, v_new, initial, final, indices, mask, plan.cu_seqlens, plan.chunk_offsets)
+        start(grid, kernarg + packed, tensors)
 
     return launch
 

@@ -12,20 +12,23 @@ import platform
 import re
 import stat
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
-from . import env
+from . import env, tables
 from .__about__ import __version__
 from .arch import arch_of, compute_units, parse_arch
+from .codeobject.bundle import Bundle, bundle_folders, named_paths, read_bundle
+from .errors import BundleError
+from .ops.warmup import specs_of_row
 from .select import backends_for
 from .spec import KERNEL_ABI
+from .tables.lookup import table_paths
 
 ABSENT = "not installed"
-
-_BUNDLES = "none: this version ships no precompiled kernels; Triton compiles them on first use"
 _GPU_DRIVERS = (
     ("nvidia driver", Path("/proc/driver/nvidia/version"), r"Kernel Module.*?\s(\d+\.[\d.]+)"),
     ("amdgpu driver", Path("/sys/module/amdgpu/version"), r"([\d.]+)"),
@@ -63,13 +66,38 @@ class Cache:
     mode: str | None
 
 
+@dataclass(frozen=True)
+class BundleReport:
+    """One bundle, every artifact of which was verified: ``faults`` were found, and stand among the problems.
+
+    ``digest`` is the sha256 of its manifest. ``artifacts`` counts them by kernel, ``code_bytes`` sums their sizes.
+    ``tables`` are the tables that it was built for, by sha256. Of ``rows`` rows of the tables in force, ``served_rows``
+    have every kernel that a call like that needs.
+    """
+
+    folder: str
+    arch: str
+    digest: str
+    kernel_abi: int
+    source_digest: str
+    toolchain: dict[str, str]
+    tables: dict[str, str]
+    artifacts: dict[str, int]
+    code_bytes: int
+    rows: int
+    served_rows: int
+    faults: int
+
+
 @dataclass
 class Report:
-    """All findings. ``problems`` need an act of the user (exit code 1), ``notes`` are worth knowing."""
+    """All findings. ``tables`` counts the rows in force by architecture and origin. ``problems`` need an act of the
+    user (exit code 1), ``notes`` are worth knowing."""
 
     versions: dict[str, str]
     kernel_abi: int
-    bundles: str
+    bundles: list[BundleReport] = field(default_factory=list)
+    tables: dict[str, int] = field(default_factory=dict)
     devices: list[Device] = field(default_factory=list)
     caches: list[Cache] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -83,8 +111,9 @@ class Report:
 
 def diagnose() -> Report:
     """Look at this machine. Launches nothing and writes nothing."""
-    report = Report(_versions(), KERNEL_ABI, _BUNDLES)
+    report = Report(_versions(), KERNEL_ABI)
     _add_environment(report)
+    _add_bundles(report)
     _add_devices(report)
     if not report.versions["triton"].startswith(ABSENT):
         _add_triton_cache(report)
@@ -94,7 +123,11 @@ def diagnose() -> Report:
 def render(report: Report) -> str:
     """The report as aligned plain text."""
     lines = ["versions", *_table(list(report.versions.items()))]
-    lines += ["", "kernels", *_table([("ABI", str(report.kernel_abi)), ("bundles", report.bundles)])]
+    rows = [("ABI", str(report.kernel_abi)), ("bundles", str(len(report.bundles) or "none"))]
+    rows += [("tuned rows", f"{count} for {origin}") for origin, count in report.tables.items()]
+    lines += ["", "kernels", *_table(rows)]
+    for bundle in report.bundles:
+        lines += ["", f"bundle {bundle.folder}", *_table(_bundle_rows(bundle))]
     for device in report.devices:
         rows = [("name", device.name), ("architecture", device.arch)]
         if device.compute_units is not None:
@@ -114,6 +147,21 @@ def render(report: Report) -> str:
     for title, entries in (("notes", report.notes), ("problems", report.problems)):
         lines += ["", title, *([f"  {entry}" for entry in entries] or ["  none"])]
     return "\n".join(lines) + "\n"
+
+
+def _bundle_rows(bundle: BundleReport) -> list[tuple[str, str]]:
+    kinds = ", ".join(f"{count} {kernel}" for kernel, count in bundle.artifacts.items())
+    state = "verified" if not bundle.faults else f"{bundle.faults} faults, see problems"
+    return [
+        ("architecture", bundle.arch),
+        ("artifacts", f"{sum(bundle.artifacts.values())} ({kinds}), {bundle.code_bytes / 2**20:.1f} MiB, {state}"),
+        ("coverage", f"{bundle.served_rows} of {bundle.rows} rows of the tuned tables"),
+        ("digest", bundle.digest),
+        ("ABI", str(bundle.kernel_abi)),
+        ("sources", bundle.source_digest),
+        ("toolchain", ", ".join(f"{package} {version}" for package, version in bundle.toolchain.items())),
+        *[("table", f"{file} {digest}") for file, digest in bundle.tables.items()],
+    ]
 
 
 def module_version(module: str) -> str:
@@ -162,6 +210,52 @@ def _add_environment(report: Report) -> None:
                 report.problems.append(str(error))
     report.problems += [env.describe_unknown(name, matches) for name, matches in env.unknown().items()]
     report.environment.update(env.third_party())
+
+
+def _add_bundles(report: Report) -> None:
+    texts = {reading.var.attribute: str(reading.value) for reading in env.readings()}
+    rows = [found.row for found in tables.load(table_paths(texts["tables"])).rows()]
+    for row in rows:
+        origin = row.provenance
+        words = (row.key.arch, origin.source, origin.device, origin.date, "modelled" if origin.modelled else "")
+        name = ", ".join(word for word in words if word)
+        report.tables[name] = report.tables.get(name, 0) + 1
+    for path in named_paths(texts["bundle"]):
+        try:
+            folders = bundle_folders(path)
+        except (OSError, ValueError) as error:
+            report.problems.append(str(error))
+            continue
+        for folder in folders:
+            try:
+                _add_bundle(report, read_bundle(folder, folder.name if folder.parent == path else None), rows)
+            except (BundleError, OSError) as error:
+                report.problems.append(str(error))
+
+
+def _add_bundle(report: Report, bundle: Bundle, rows: list[tables.ScanRow]) -> None:
+    faults = [str(fault) for fault in bundle.faults()]
+    report.problems += faults
+    if sys.platform != "win32" and bundle.folder.stat().st_mode & stat.S_IWOTH:
+        report.problems.append(f"bundle {bundle.folder} can be written by everybody: chmod o-w it")
+    kinds = Counter(artifact.file.rpartition("-")[0] for artifact in bundle.artifacts.values())
+    served = sum(all(spec in bundle for spec in specs_of_row(row, bundle.arch)) for row in rows)
+    report.bundles.append(
+        BundleReport(
+            folder=str(bundle.folder),
+            arch=bundle.arch,
+            digest=bundle.digest,
+            kernel_abi=bundle.kernel_abi,
+            source_digest=bundle.source_digest,
+            toolchain=dict(bundle.toolchain),
+            tables=dict(bundle.tables),
+            artifacts=dict(sorted(kinds.items())),
+            code_bytes=sum(artifact.size for artifact in bundle.artifacts.values()),
+            rows=len(rows),
+            served_rows=served,
+            faults=len(faults),
+        )
+    )
 
 
 def _add_devices(report: Report) -> None:

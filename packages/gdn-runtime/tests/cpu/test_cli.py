@@ -163,7 +163,7 @@ def test_help_has_one_example(line: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_doctor_exit_code_is_that_of_the_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problems: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Report({"torch": "2"}, 1, "none", problems=problems))
+    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Report({"torch": "2"}, 1, problems=problems))
     assert cli.main(["doctor"]) == code
     assert capsys.readouterr().out.endswith(f"problems\n  {problems[0] if problems else 'none'}\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.abc
 import json
 import os
@@ -13,9 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gdn_runtime import arch, doctor, env
+from gdn_runtime import arch, doctor, env, tables
 from gdn_runtime.errors import UnsupportedError
+from gdn_runtime.ops.warmup import specs_of_row
 from gdn_runtime.spec import KERNEL_ABI
+from gdn_testing.bundles import fake_code, write_bundle
 
 REFERENCE = SimpleNamespace(name="reference", available=True, reason="torch")
 TRITON = SimpleNamespace(name="triton", available=True, reason="compiles at the first call")
@@ -68,6 +71,7 @@ def test_json_holds_every_field() -> None:
         "versions",
         "kernel_abi",
         "bundles",
+        "tables",
         "devices",
         "caches",
         "environment",
@@ -237,3 +241,57 @@ def test_module_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.module_version("triton") == doctor.ABSENT
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
     assert doctor.module_version("forbidden_module") == f"{doctor.ABSENT} (forbidden here)"
+
+
+# ------------------------------------------------------------------------------------------------ bundles
+
+ROW = tables.table().rows()[0].row
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a bundle of what calls like one row of the tables need, for both architectures."""
+    for name in ("gfx942", "gfx950"):
+        write_bundle(tmp_path / "bundles" / name, map(fake_code, specs_of_row(ROW, name)), name)
+    with env.override(bundle=str(tmp_path / "bundles")):
+        yield tmp_path / "bundles"
+
+
+def test_bundles_are_reported(bundles: Path) -> None:
+    report = doctor.diagnose()
+    assert [(b.arch, b.folder) for b in report.bundles] == [(a, str(bundles / a)) for a in ("gfx942", "gfx950")]
+    first = report.bundles[0]
+    assert first.artifacts == {"l2norm": 1, "output": 1, "prepare": 1, "state_scan_opt": 1}
+    assert first.digest == hashlib.sha256((bundles / "gfx942" / "manifest.json").read_bytes()).hexdigest()
+    assert first.toolchain == {"flydsl": "0.5.0"} and list(first.tables) == ["table.json"]
+    assert 0 < first.served_rows < first.rows == len(tables.table().rows()) == sum(report.tables.values())
+    assert (first.faults, report.problems) == (0, [])
+    text = doctor.render(report)
+    assert f"bundle {bundles / 'gfx950'}\n  architecture  gfx950\n  artifacts     4 (1 l2norm, 1 output, " in text
+    assert f"coverage      {first.served_rows} of {first.rows} rows" in text
+    assert json.loads(json.dumps(report.as_dict()))["bundles"][1]["arch"] == "gfx950"
+
+
+def test_bundles_are_verified(bundles: Path) -> None:
+    next((bundles / "gfx942").glob("*.hsaco")).unlink()
+    (bundles / "gfx950" / "extra.hsaco").touch()
+    report = doctor.diagnose()
+    missing, extra = report.problems
+    assert "it is missing" in missing and "the manifest does not name it" in extra
+    assert [b.faults for b in report.bundles] == [1, 1] and "1 faults, see problems" in doctor.render(report)
+
+
+def test_bundles_that_cannot_be_read_are_problems(bundles: Path) -> None:
+    (bundles / "gfx942" / "manifest.json").write_text("{")
+    report = doctor.diagnose()
+    assert [b.arch for b in report.bundles] == ["gfx950"]
+    assert len(report.problems) == 1 and "not JSON of a manifest" in report.problems[0]
+    with env.override(bundle=str(bundles / "typo")):
+        report = doctor.diagnose()
+    assert report.bundles == [] and "expected a folder with a manifest.json" in report.problems[0]
+    assert "bundles     none" in doctor.render(report)
+
+
+def test_a_bundle_that_everybody_can_write_is_a_problem(bundles: Path) -> None:
+    (bundles / "gfx950").chmod(0o777)
+    assert doctor.diagnose().problems == [f"bundle {bundles / 'gfx950'} can be written by everybody: chmod o-w it"]

@@ -213,10 +213,13 @@ def bundles(arch: str) -> tuple[Bundle, ...]:
         with _lock:
             found = _in_force.get((text, arch))
             if found is None:
-                entries = [entry for entry in text.split(os.pathsep) if entry.strip()]
-                paths = [Path(entry).expanduser() for entry in entries]
-                found = _in_force[text, arch] = read_bundles(paths or [PACKAGED], arch)
+                found = _in_force[text, arch] = read_bundles(named_paths(text), arch)
     return found
+
+
+def named_paths(text: str) -> list[Path]:
+    """The paths in ``text`` (the value of GDN_BUNDLE); "" is the packaged bundles."""
+    return [Path(entry).expanduser() for entry in text.split(os.pathsep) if entry.strip()] or [PACKAGED]
 
 
 def read_bundles(paths: Iterable[Path], arch: str) -> tuple[Bundle, ...]:

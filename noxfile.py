@@ -59,7 +59,8 @@ def install_emulator(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Show the block at work on this machine: every backend that runs here, against the token recurrence."""
-    install_runtime(session, "numpy", "rich", triton=True)
+    install_runtime(session, "numpy", "rich", extra="[jit]", triton=True)
+    install_emulator(session)
     session.run("python", "examples/demo.py", *session.posargs)
 
 

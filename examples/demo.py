@@ -14,7 +14,8 @@ from gdn_demo.layer import GROUP, Layer
 from gdn_demo.report import Report
 from gdn_demo.texts import MAX_TOKENS, MIN_TOKENS, prompts
 
-from gdn_runtime import UnsupportedError
+from gdn_runtime import UnsupportedError, env
+from gdn_runtime.spec import AMD_ARCHS
 
 DESCRIPTION = """\
 Prefills a ragged batch of texts (the documentation of this project, a token
@@ -26,24 +27,32 @@ the token-by-token recurrence in fp64, over the unbroken texts:
   reference   plain torch, on the CPU
   triton      the GPU kernels: on a GPU if torch finds one, and on a smaller
               batch in Triton's interpreter on the CPU
+  emulate     the code objects of the AMD backend flydsl, for gfx942 and
+              gfx950, compiled here and run on the CPU by cdna-emu with all
+              its checks, on the smaller batch
 """
 EPILOG = "Exit status: 0 every error is within its bound, 1 one is not or a backend failed, 2 wrong usage."
 
-INTERPRETED = ("--backend", "triton", "--tokens", "160", "--heads", "2")
-"""What the interpreter, which takes about 0.1 s for each program of a kernel's grid, finishes in seconds."""
+SMALL_TOKENS, SMALL_HEADS = 160, 2
+"""What the interpreter, which takes about 0.1 s for each program of a kernel's grid, finishes in seconds, and the
+emulator too."""
+INTERPRETED = ("--backend", "triton", "--tokens", str(SMALL_TOKENS), "--heads", str(SMALL_HEADS))
+EMULATOR = ("cdna_emu", "flydsl", "triton", "elftools", "msgpack")
+"""Modules that it takes to compile code objects and to run them."""
 
 
 def main() -> int:
     args = parse_arguments()
     torch.set_num_threads(1)  # the tensors are small: threads spend more time waiting for each other than working
-    layer = Layer(args.heads, args.seed)
-    batch = Batch.of([layer(text) for text in prompts(args.tokens)])
-    lengths = ", ".join(str(len(rows)) for rows in batch.sequences)
-    report = Report([f"texts of {lengths} tokens, H = {args.heads}, Hg = {args.heads // GROUP}"])
+    report = Report()
+    if args.backend in ("all", "reference", "triton"):
+        batch = batch_of(report, args.tokens, args.heads, args.seed)
     if args.backend in ("all", "reference"):
         run(report, batch, "reference", "cpu")
     if args.backend in ("all", "triton"):
         run_triton(report, batch, args)
+    if args.backend in ("all", "emulate"):
+        run_emulator(report, args)
     if args.json:
         print(report.as_json())
     else:
@@ -51,6 +60,15 @@ def main() -> int:
 
         show(report)
     return 0 if report.ok else 1
+
+
+def batch_of(report: Report, tokens: int, heads: int, seed: int, prefix: str = "") -> Batch:
+    """The batch of ``tokens`` tokens, which the report says is run."""
+    layer = Layer(heads, seed)
+    batch = Batch.of([layer(text) for text in prompts(tokens)])
+    lengths = ", ".join(str(len(rows)) for rows in batch.sequences)
+    report.batches.append(f"{prefix}texts of {lengths} tokens, H = {heads}, Hg = {heads // GROUP}")
+    return batch
 
 
 def run_triton(report: Report, batch: Batch, args: argparse.Namespace) -> None:
@@ -72,10 +90,24 @@ def run_triton(report: Report, batch: Batch, args: argparse.Namespace) -> None:
         report.add_json(interpreted(args.seed), "in the interpreter")
 
 
-def run(report: Report, batch: Batch, backend: str, device: str) -> None:
+def run_emulator(report: Report, args: argparse.Namespace) -> None:
+    """The code objects of both AMD architectures, compiled in a process of their own and emulated in this one."""
+    missing = [name for name in EMULATOR if importlib.util.find_spec(name) is None]
+    if missing:
+        report.notes.append(f"AMD code objects on the emulator ({' and '.join(missing)} not installed)")
+        return
+    if not args.json:
+        print("Compiling code objects for gfx942 and gfx950 and emulating them takes a minute ...", file=sys.stderr)
+    batch = batch_of(report, SMALL_TOKENS, SMALL_HEADS, args.seed, "on the emulator: ")
+    with env.override(jit=True):
+        for arch in AMD_ARCHS:
+            run(report, batch, "emulate", "cpu", arch)
+
+
+def run(report: Report, batch: Batch, backend: str, device: str, arch: str | None = None) -> None:
     """Add the rows of one backend."""
     try:
-        rows, explanation = measure(batch, backend, torch.device(device))
+        rows, explanation = measure(batch, backend, torch.device(device), arch)
     except UnsupportedError as error:
         sys.exit(f"{backend} on {device}: {error}")
     report.rows += rows
@@ -103,7 +135,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=heads, default=4, metavar="H", help="value heads, an even number (default: 4)")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights of the layer (default: 0)")
     parser.add_argument(
-        "--backend", choices=("all", "reference", "triton"), default="all", help="what to run (default: all)"
+        "--backend", choices=("all", "reference", "triton", "emulate"), default="all", help="what to run (default: all)"
     )
     return parser.parse_args()
 

@@ -75,18 +75,18 @@ class Batch:
         return self.states.shape[1]
 
 
-def measure(batch: Batch, backend: str, device: torch.device) -> tuple[list[Row], Explanation]:
+def measure(batch: Batch, backend: str, device: torch.device, arch: str | None = None) -> tuple[list[Row], Explanation]:
     """Prefill the batch in two passes and compare both with the unbroken run. Also what ``explain`` says."""
     heads = [rows[:cut] for rows, cut in zip(batch.sequences, batch.cuts, strict=True)]
     tails = [rows[cut:] for rows, cut in zip(batch.sequences, batch.cuts, strict=True)]
 
     def new_server() -> Server:
-        return Server(len(batch.sequences), batch.num_heads, backend, device)
+        return Server(len(batch.sequences), batch.num_heads, backend, device, arch)
 
     server = new_server()
     inputs, options = server.call(heads)
     explanation = explain(*inputs, **options)
-    if device.type == "cuda":
+    if device.type == "cuda" or backend == "emulate":
         new_server().prefill(heads)  # compiles the kernels, so that the times below are those of a running server
     first, second = server.prefill(heads), server.prefill(tails)
 

@@ -32,8 +32,11 @@ class Server:
     Every slot starts as NaN: a real one holds whatever the last request left there, and none of it may be read.
     """
 
-    def __init__(self, num_seqs: int, num_heads: int, backend: str, device: torch.device) -> None:
+    def __init__(
+        self, num_seqs: int, num_heads: int, backend: str, device: torch.device, arch: str | None = None
+    ) -> None:
         self.backend = backend
+        self.arch = arch
         self.device = device
         self.pool = torch.full((POOL_SLOTS, num_heads, HEAD_DIM, HEAD_DIM), torch.nan, device=device)
         slots = torch.randperm(POOL_SLOTS, generator=torch.Generator().manual_seed(0)).int().to(device)
@@ -66,6 +69,7 @@ class Server:
             "has_initial_state": torch.cat([self.started, self.started.new_zeros(1)]),
             "output_final_state": True,
             "backend": self.backend,
+            "arch": self.arch,
         }
         return pack(sequences, self.device), options
 

@@ -22,6 +22,7 @@ probe:
 .p2align 6
 .amdhsa_kernel probe
   .amdhsa_group_segment_fixed_size {lds}
+  .amdhsa_private_segment_fixed_size {scratch}
   .amdhsa_kernarg_size 8
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
   .amdhsa_user_sgpr_count 2
@@ -42,7 +43,7 @@ amdhsa.kernels:
     .kernarg_segment_size: 8
     .kernarg_segment_align: 8
     .group_segment_fixed_size: {lds}
-    .private_segment_fixed_size: 0
+    .private_segment_fixed_size: {scratch}
     .wavefront_size: 64
     .sgpr_count: 102
     .vgpr_count: {vgprs}
@@ -58,9 +59,10 @@ amdhsa.kernels:
 """
 
 
-def text(body: str, *, arch: str = "gfx942", lds: int = 0, workitem_id: int = 0) -> str:
+def text(body: str, *, arch: str = "gfx942", lds: int = 0, workitem_id: int = 0, scratch: int = 0) -> str:
     """A kernel `probe` with one pointer as its argument; s[0:1] kernarg segment, s2 workgroup id x, v0 work-item id."""
-    return HEADER.format(arch=arch, body=body, lds=lds, workitem_id=workitem_id, vgprs=128, accum=64, agprs=64)
+    sizes = {"lds": lds, "scratch": scratch, "workitem_id": workitem_id, "vgprs": 128, "accum": 64, "agprs": 64}
+    return HEADER.format(arch=arch, body=body, **sizes)
 
 
 def run(
@@ -73,13 +75,14 @@ def run(
     arch: str = "gfx942",
     lds: int = 0,
     workitem_id: int = 0,
+    scratch: int = 0,
     **options: object,
 ) -> Result:
     """Launch it with `waves` full waves (or `block`), strict=False."""
     memory = np.zeros(4096, np.uint32) if out is None else out
     settings = {"strict": False, "threads": 1, **options}
     return launch(
-        text(body, arch=arch, lds=lds, workitem_id=workitem_id),
+        text(body, arch=arch, lds=lds, workitem_id=workitem_id, scratch=scratch),
         grid=grid,
         block=64 * waves if block is None else block,
         args=[memory],

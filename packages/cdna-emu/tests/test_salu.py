@@ -472,7 +472,7 @@ def test_mode_register():
 
 
 @pytest.mark.parametrize(
-    "text", ("s_getreg_b32 s2, hwreg(HW_REG_HW_ID)", "s_trap 2", "s_mov_b64 s[2:3], src_shared_base")
+    "text", ("s_getreg_b32 s2, hwreg(HW_REG_HW_ID)", "s_trap 2", "s_mov_b64 s[2:3], src_shared_limit")
 )
 def test_what_is_not_modelled_is_reported(text):
     state = run_instruction("gfx942", assemble(text, "gfx942"), sgpr={2: 5})

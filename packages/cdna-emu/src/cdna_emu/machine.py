@@ -268,6 +268,11 @@ def initial_registers(
         raise EmulationError(
             f"{program.name}: its descriptor asks for the workgroup info register, which is unsupported"
         )
+    if descriptor.dynamic_stack:
+        raise EmulationError(
+            f"{program.name}: its descriptor asks for a stack of dynamic size, which is unsupported: how much scratch "
+            "memory a lane has is not known"
+        )
     arguments, kernarg = aligned(packed.data)
     packet, dispatch = aligned(dispatch_packet(program, grid, block, lds, kernarg))
     # Compilers read whole aligned 16 bytes of the segment.

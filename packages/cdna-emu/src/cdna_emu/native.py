@@ -69,7 +69,10 @@ class Wave(ctypes.Structure):
         ("mode", c_uint32),
         ("status", c_uint32),
         ("id", c_uint32),
+        ("scratch_bytes", c_uint32),
         ("executed", c_uint64),
+        ("scratch", c_void_p),
+        ("scratch_init", c_void_p),
         ("checks", c_void_p),
     ]
 

@@ -25,6 +25,7 @@ KINDS = {
     13: ("budget", "instruction budget exhausted"),
     14: ("unsupported", "unsupported instruction"),
     15: ("misaligned", "misaligned access"),
+    16: ("scratch-bounds", "access outside the lane's scratch memory"),
 }
 NOTHING = 0xFFFFFFFF  # "none" in fields of the core: lane, other_insn, other_wave
 
@@ -166,9 +167,11 @@ def register_name(kind: str, code: int) -> str | None:
 
 
 def place_of(kind: str, address: int, instruction: str, spans: Sequence[Span]) -> str:
-    """An address relative to LDS, or to the argument that holds it or lies nearest before it, else nearest behind."""
+    """An address relative to LDS or scratch, or to the argument that holds it or lies nearest before it, else nearest behind."""
     if kind in LDS_KINDS or (kind == "misaligned" and instruction.startswith("ds_")):
         return f"LDS + {address:#x}"
+    if kind == "scratch-bounds":
+        return f"scratch + {address:#x}"
     ordered = sorted(span for span in spans if span[1])
     index = bisect.bisect_right([start for start, *_ in ordered], address) - 1
     if index >= 0:
@@ -209,6 +212,7 @@ def findings_from(
 # Kinds whose `address` of the core is in LDS, and those where it means memory at all.
 LDS_KINDS = {"race", "lds-bounds", "uninit-lds"}
 MEMORY_KINDS = {"race", "lds-bounds", "global-bounds", "read-only", "buffer-bounds", "uninit-lds", "misaligned"}
+MEMORY_KINDS |= {"scratch-bounds"}
 
 
 def finding_from(

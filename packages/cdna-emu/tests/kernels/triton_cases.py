@@ -116,7 +116,15 @@ ELEMENT = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "
 TRITON_ELEMENT = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "xf32": "fp32", "i8": "i8"}
 
 
-def matmul(arch: str, element: str, tile: int, split_k: int = 1, ragged: bool = True, buffers: bool = False) -> Case:
+def matmul(
+    arch: str,
+    element: str,
+    tile: int,
+    split_k: int = 1,
+    ragged: bool = True,
+    buffers: bool = False,
+    **options: Any,
+) -> Case:
     """[80, 150] x [150, 72] in blocks of 64, or whole blocks if not ``ragged``; ``tile`` is the M and N of the MFMA."""
     triton_name, dtype = FLOAT8.get((element, arch)) or (TRITON_ELEMENT[element], ELEMENT[element])
     m, n, k = (80, 72, 150) if ragged else (64, 64, 128)
@@ -129,7 +137,9 @@ def matmul(arch: str, element: str, tile: int, split_k: int = 1, ragged: bool = 
     signature |= dict.fromkeys("MNK", "i32")
     constants = {"BM": 64, "BN": 64, "BK": 64, "SPLIT_K": split_k, "PRECISION": "tf32" if element == "xf32" else "ieee"}
     small = (0, 1, 2) if buffers else ()
-    compiled = compile_kernel(kernels.matmul_kernel, arch, signature, constants, small=small, matrix_instr_nonkdim=tile)
+    compiled = compile_kernel(
+        kernels.matmul_kernel, arch, signature, constants, small=small, matrix_instr_nonkdim=tile, **options
+    )
     expected = a.double() @ b.double()
     grid = (-(-m // 64), -(-n // 64), split_k)
     tolerance = {"i8": 0.0, "xf32": 2e-3}.get(element, 2e-6)

@@ -8,7 +8,8 @@
 
    A partial write (16-bit halves, bytes of a packed conversion) counts as a write of the register. Compilers let some
    undefined values be: v_writelane, v_readlane and v_accvgpr_* hand them on, and the high half of a 64-bit sum, product or
-   left shift is undefined if that of a source is. Those are reported where they are used. */
+   left shift is undefined if that of a source is. So do spills: a byte of scratch that nobody
+   wrote, or that was written from an undefined register, makes what loads it undefined. Those are reported where they are used. */
 #include <pthread.h>
 #include <string.h>
 
@@ -51,6 +52,8 @@ static void fill_table(void)
             t |= PICKS;
         if (starts(n, "flat_"))
             t |= IS_FLAT;
+        if (starts(n, "scratch_"))
+            t |= IS_SCRATCH;
         if (starts(n, "buffer_inv") || starts(n, "buffer_wb") || starts(n, "s_dcache"))
             t |= NO_COUNTER;
         if (o->unit == MFMA) {
@@ -224,7 +227,8 @@ static void read_vgprs(Group *g, Wave *w, const Insn *i, const OpInfo *op, int k
             continue;
         uint64_t missing = lanes & ~w->vgpr_init[r];
         bool high = (op->traits & LOW_FROM_LOW) && o->count == 2 && r + 1 == end;
-        if (__builtin_expect(missing != 0, 0) && (high || ((op->traits & MOVES) && k == 0)))
+        bool moved = k == 0 ? op->traits & MOVES : k == 1 && (op->traits & IS_SCRATCH);
+        if (__builtin_expect(missing != 0, 0) && (high || moved))
             c->undefined |= missing;
         else if (__builtin_expect(missing != 0, 0)) {
             report(g, w, i, FIND_UNINIT_VGPR, (uint32_t)__builtin_ctzll(missing), 0, VGPR0 + r);
@@ -396,6 +400,9 @@ void after_insn(Group *g, Wave *w, const Insn *i)
         if (r < VGPRS)
             w->vgpr_init[r] &= ~(c->undefined & lanes);
     }
+    for (uint32_t k = 0, r = code - VGPR0; (op->traits & IS_SCRATCH) && k < i->dst.count && k < 4; k++)
+        if (r + k < VGPRS)
+            w->vgpr_init[r + k] &= ~c->scratch_undefined[k];
     if (op->unit == MFMA)
         mfma_issue(g, w, i);
     if (op->traits & IS_SWAP) {

@@ -20,6 +20,7 @@ enum {
     IS_SPARSE = 1024,
     MOVES = 2048,       /* between register files, as spills do: an undefined value is passed on, not reported */
     LOW_FROM_LOW = 4096, /* 64-bit: the low half of the result does not depend on the high halves of the sources */
+    IS_SCRATCH = 16384, /* a store passes undefined values on as MOVES does, a load finds them again */
     PICKS = 8192        /* v_pk_*_f32, v_pk_mov_b32: op_sel and op_sel_hi pick the registers of a pair that are read */
 };
 
@@ -51,6 +52,7 @@ struct WaveChecks {
     uint64_t undefined; /* MOVES: lanes of the source; LOW_FROM_LOW: lanes of a source's high half */
     uint32_t clock;     /* wait states so far: 1 per instruction, n + 1 for s_nop n */
     uint32_t mfma_until, war_until; /* clock from which no MFMA rule can be broken any more */
+    uint64_t scratch_undefined[4]; /* lanes that a scratch load left undefined, by register of its destination */
     Tickets vm, lds, smem;
     uint32_t vm_ticket[VGPRS], lds_ticket[VGPRS], producer[VGPRS];
     uint64_t pending_lanes[VGPRS];

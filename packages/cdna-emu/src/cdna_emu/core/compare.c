@@ -200,7 +200,7 @@ static bool sources_known(const Insn *i, int type) {
     for (int k = 0; k < 2; k++) {
         uint16_t code = i->src[k].code;
         if (code >= VGPR0) continue;
-        if (!scalar_source_known(code) || (short_int && code >= FLOAT_HALF && code <= FLOAT_INV_2PI)) return false;
+        if (!scalar_source_known(i->src[k]) || (short_int && code >= FLOAT_HALF && code <= FLOAT_INV_2PI)) return false;
     }
     return !(i->flags & F_DPP) || dpp_known(i);
 }

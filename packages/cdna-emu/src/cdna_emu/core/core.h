@@ -11,7 +11,7 @@ enum { LANES = 64, SGPRS = 128, VGPRS = 512, MAX_WAVES = 16 };
 enum {
     VCC_LO = 106, VCC_HI = 107, M0 = 124, EXEC_LO = 126, EXEC_HI = 127,
     INT_0 = 128, INT_64 = 192, INT_MINUS_16 = 208, FLOAT_HALF = 240, FLOAT_INV_2PI = 248,
-    SRC_VCCZ = 251, SRC_EXECZ = 252, SRC_SCC = 253, LITERAL = 255, VGPR0 = 256, AGPR0 = 512, NO_OPERAND = 0xffff
+    SRC_SHARED_BASE = 235, SRC_PRIVATE_BASE = 237, SRC_VCCZ = 251, SRC_EXECZ = 252, SRC_SCC = 253, LITERAL = 255, VGPR0 = 256, AGPR0 = 512, NO_OPERAND = 0xffff
 };
 
 enum { MOD_NEG = 1, MOD_ABS = 2 }; /* Operand.mods; bit 2 and up are free */
@@ -73,6 +73,9 @@ enum Op {
     OP_COUNT
 };
 
+/* High halves of the flat addresses of LDS and of private memory (src_shared_base, src_private_base). */
+enum { SHARED_APERTURE = 0x10000, PRIVATE_APERTURE = 0x20000 };
+
 enum WaveStatus { RUNNING = 0, AT_BARRIER = 1, ENDED = 2, FAILED = 3 };
 
 typedef struct Wave {
@@ -85,7 +88,10 @@ typedef struct Wave {
     uint32_t mode;                 /* MODE: 0-1 round32, 2-3 round16/64, 4-5 denorm32, 6-7 denorm16/64, 8 DX10 clamp, 9 IEEE, 23 FP16_OVFL */
     uint32_t status;
     uint32_t id;                   /* within the workgroup */
+    uint32_t scratch_bytes;        /* private memory of a lane */
     uint64_t executed;
+    uint8_t *scratch;              /* [LANES][scratch_bytes] */
+    uint8_t *scratch_init;         /* as scratch, 1: the byte holds a value; NULL: not tracked */
     struct WaveChecks *checks;     /* owned by checks.c; NULL when checks are off */
 } Wave;
 
@@ -94,7 +100,7 @@ typedef struct { uint64_t start, end; uint32_t writable; uint32_t argument; } Ra
 enum Finding_ {
     FIND_RACE = 1, FIND_LDS_BOUNDS, FIND_GLOBAL_BOUNDS, FIND_READ_ONLY, FIND_BUFFER_BOUNDS, FIND_UNINIT_VGPR, FIND_UNINIT_SGPR,
     FIND_UNINIT_LDS, FIND_MISSING_WAIT, FIND_LDS_AT_BARRIER, FIND_MFMA_HAZARD, FIND_BARRIER, FIND_BUDGET, FIND_UNSUPPORTED,
-    FIND_MISALIGNED
+    FIND_MISALIGNED, FIND_SCRATCH_BOUNDS
 };
 
 typedef struct {
@@ -162,7 +168,7 @@ uint64_t scalar64(const Wave *w, const Insn *i, int k);
 const uint32_t *source16f(const Wave *w, const Insn *i, int k, uint32_t tmp[LANES]); /* source32, inline floats as f16 */
 /* 64-bit source k; inline floats are f64 patterns, a literal is the high half of a float, else zero extended. */
 void source64(const Wave *w, const Insn *i, int k, bool is_float, uint64_t out[LANES]);
-bool scalar_source_known(uint16_t code);  /* false: an operand code below VGPR0 that is not modelled */
+bool scalar_source_known(Operand o);      /* false: an operand below VGPR0 that is not modelled */
 bool dpp_known(const Insn *i);            /* of an instruction with F_DPP: its control is modelled */
 uint64_t lane_mask(const Wave *w, const Insn *i);         /* EXEC, less the lanes that DPP switches off */
 /* Store to register r of the destination in the lanes of mask; SDWA destination select applies. */

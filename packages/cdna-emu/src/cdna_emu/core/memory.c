@@ -7,12 +7,14 @@
    access is in range if inst offset + VGPR offset + SGPR offset + 4 c + its size <= num_records, without wrapping. Atomics are
    in or out as a whole. Swizzled buffers and add-thread-id are unsupported.
 
-   Flat instructions reach global memory only: an LDS or scratch aperture address is outside every known range. */
+   Scratch: each lane has memory of its own, addressed from 0. It is kept lane by lane; the counters see it where the hardware has
+   it, dwords of the lanes side by side. Flat instructions reach LDS and scratch through their apertures, else global memory.
+   Buffer instructions do not reach scratch: on these architectures no compiler lets them. */
 #include "atomics.h"
-#include "core.h"
+#include "checks.h"
 
 enum Kind { NOT_VECTOR = 0, LOAD, STORE, ATOMIC, NOTHING };
-enum Space { BUFFER, GLOBAL, FLAT };
+enum Space { BUFFER, GLOBAL, FLAT, SCRATCH };
 enum Place { WHOLE, LOW, HIGH }; /* of a sub-dword access: the register, its low or its high half */
 
 typedef struct {
@@ -23,11 +25,13 @@ typedef struct {
 #define LOADS(name, bytes, place, sign)                                        \
     case OP_buffer_load_##name: return (Access){LOAD, BUFFER, bytes, place, sign, false}; \
     case OP_global_load_##name: return (Access){LOAD, GLOBAL, bytes, place, sign, false}; \
-    case OP_flat_load_##name: return (Access){LOAD, FLAT, bytes, place, sign, false};
+    case OP_flat_load_##name: return (Access){LOAD, FLAT, bytes, place, sign, false}; \
+    case OP_scratch_load_##name: return (Access){LOAD, SCRATCH, bytes, place, sign, false};
 #define STORES(name, bytes, place)                                              \
     case OP_buffer_store_##name: return (Access){STORE, BUFFER, bytes, place, false, false}; \
     case OP_global_store_##name: return (Access){STORE, GLOBAL, bytes, place, false, false}; \
-    case OP_flat_store_##name: return (Access){STORE, FLAT, bytes, place, false, false};
+    case OP_flat_store_##name: return (Access){STORE, FLAT, bytes, place, false, false}; \
+    case OP_scratch_store_##name: return (Access){STORE, SCRATCH, bytes, place, false, false};
 #define ATOMICS(name, bytes, rmw)                                                  \
     case OP_buffer_atomic_##name: return (Access){ATOMIC, BUFFER, bytes, rmw, false, false}; \
     case OP_global_atomic_##name: return (Access){ATOMIC, GLOBAL, bytes, rmw, false, false}; \
@@ -185,6 +189,15 @@ static void global_request(Wave *w, const Insn *i, Access a, Request *q)
             q->address[l] = fixed + (low ? low[l] : 0);
 }
 
+/* Offsets into the lanes' private memory. */
+static void scratch_request(Wave *w, const Insn *i, Request *q)
+{
+    const uint32_t *offset = i->src[0].code == NO_OPERAND ? 0 : row_of(w, i->src[0], 0);
+    uint32_t fixed = (uint32_t)i->offset + scalar_or_zero(w, i, 2);
+    for (uint32_t l = 0; l < LANES; l++)
+        q->address[l] = fixed + (offset ? offset[l] : 0);
+}
+
 /* True if all of [start, end) is in one known range: then no lane needs a search of its own. */
 static bool all_inside(const Launch *launch, uint64_t start, uint64_t end, bool store)
 {
@@ -199,8 +212,75 @@ static bool all_inside(const Launch *launch, uint64_t start, uint64_t end, bool 
     return low && launch->ranges[low - 1].end >= end && (!store || launch->ranges[low - 1].writable);
 }
 
-/* Take the reach of lanes that must not access memory away; count the request. */
-static void check_request(Group *g, Wave *w, const Insn *i, Access a, Request *q)
+/* Lanes `local` of a request, whose addresses are offsets into LDS: where that is in this process, or nowhere. */
+static void reach_lds(Group *g, Wave *w, const Insn *i, Access a, Request *q, uint64_t local)
+{
+    uint32_t at[LANES];
+    for (uint32_t l = 0; l < LANES; l++)
+        at[l] = on(local, l) ? (uint32_t)q->address[l] : 0;
+    count_lds(g, i, at, local, a.bytes);
+    uint64_t inside = lds_request(g, w, i, at, local, a.bytes, a.kind != LOAD, NULL);
+    for (uint32_t l = 0; l < LANES; l++)
+        if (on(local, l)) {
+            q->address[l] = (uint64_t)(uintptr_t)(g->lds + at[l]);
+            q->reach[l] = on(inside, l) ? a.bytes : 0;
+        }
+}
+
+/* The same of offsets into the lanes' private memory. */
+static void reach_scratch(Group *g, Wave *w, const Insn *i, Access a, Request *q, uint64_t local)
+{
+    uint32_t size = w->scratch_bytes;
+    uint64_t row[LANES], inside = 0;
+    for (uint32_t l = 0; l < LANES; l++) {
+        if (!on(local, l))
+            continue;
+        uint32_t at = (uint32_t)q->address[l];
+        bool ok = at <= size && a.bytes <= size - at;
+        if (!ok)
+            report(g, w, i, FIND_SCRATCH_BOUNDS, l, at, a.bytes);
+        q->reach[l] = ok ? a.bytes : 0;
+        q->address[l] = (uint64_t)(uintptr_t)(w->scratch + (size_t)l * size + at);
+        inside |= (uint64_t)ok << l;
+        row[l] = ((uint64_t)w->id << 40) + (uint64_t)(at / 4) * 4 * LANES + 4 * l + at % 4;
+    }
+    for (uint32_t done = 0; done < a.bytes; done += 4) {
+        count_global(g, i, row, inside, a.bytes < 4 ? a.bytes : 4);
+        for (uint32_t l = 0; l < LANES; l++)
+            row[l] += 4 * LANES;
+    }
+    if (!w->scratch_init || !w->checks)
+        return;
+    for (uint32_t r = 0; r < 4; r++)
+        w->checks->scratch_undefined[r] = 0;
+    for (uint64_t rest = inside; rest; rest &= rest - 1) {
+        uint32_t l = (uint32_t)__builtin_ctzll(rest);
+        uint8_t *init = w->scratch_init + (host(q->address[l]) - w->scratch);
+        for (uint32_t b = 0; b < a.bytes; b++)
+            if (a.kind == LOAD)
+                w->checks->scratch_undefined[b / 4] |= (uint64_t)!init[b] << l;
+            else
+                init[b] = w->vgpr_init[i->src[1].code - VGPR0 + b / 4] >> l & 1;
+    }
+}
+
+/* Lanes of a flat request that are not in global memory. */
+static uint64_t apertures(Group *g, Wave *w, const Insn *i, Access a, Request *q)
+{
+    uint64_t shared = 0, private = 0;
+    for (uint32_t l = 0; l < LANES; l++) {
+        shared |= (uint64_t)(q->address[l] >> 32 == SHARED_APERTURE) << l;
+        private |= (uint64_t)(q->address[l] >> 32 == PRIVATE_APERTURE) << l;
+    }
+    if (shared & q->mask)
+        reach_lds(g, w, i, a, q, shared & q->mask);
+    if (private & q->mask)
+        reach_scratch(g, w, i, a, q, private & q->mask);
+    return (shared | private) & q->mask;
+}
+
+/* Take the reach of lanes that must not access memory away; count the request. Lanes `local` are checked already. */
+static void check_request(Group *g, Wave *w, const Insn *i, Access a, Request *q, uint64_t local)
 {
     bool store = a.kind != LOAD;
     uint64_t live = 0, start = UINT64_MAX, end = 0;
@@ -210,6 +290,11 @@ static void check_request(Group *g, Wave *w, const Insn *i, Access a, Request *q
             q->reach[l] = 0;
         if (!q->reach[l])
             continue;
+        if (__builtin_expect((local & bit) != 0, 0)) {
+            if (q->reach[l] == a.bytes)
+                q->whole |= bit;
+            continue;
+        }
         live |= bit;
         if (q->reach[l] == a.bytes)
             q->whole |= bit;
@@ -220,14 +305,14 @@ static void check_request(Group *g, Wave *w, const Insn *i, Access a, Request *q
     count_global(g, i, q->address, live, a.bytes);
     if (a.kind == ATOMIC)
         for (uint32_t l = 0; l < LANES; l++)
-            if (on(live, l) && q->address[l] % a.bytes) {
+            if (q->reach[l] && q->address[l] % a.bytes) {
                 report(g, w, i, FIND_MISALIGNED, l, q->address[l], a.bytes);
                 q->reach[l] = 0;
             }
     if (!live || (end > start && all_inside(g->launch, start, end, store)))
         return;
     for (uint32_t l = 0; l < LANES; l++)
-        if (q->reach[l] && !global_ok(g, w, i, l, q->address[l], q->reach[l], store)) {
+        if (on(live, l) && q->reach[l] && !global_ok(g, w, i, l, q->address[l], q->reach[l], store)) {
             q->reach[l] = 0;
             q->whole &= ~((uint64_t)1 << l);
         }
@@ -431,11 +516,18 @@ bool exec_memory(Group *g, Wave *w, const Insn *i)
         a.to_lds = true;
     }
     Request q = {.mask = exec_mask(w)};
-    if (a.space != BUFFER)
+    uint64_t local = 0;
+    if (a.space == SCRATCH) {
+        scratch_request(w, i, &q);
+        local = q.mask;
+        reach_scratch(g, w, i, a, &q, local);
+    } else if (a.space != BUFFER) {
         global_request(w, i, a, &q);
-    else if (!buffer_request(g, w, i, a, &q))
+        if (a.space == FLAT)
+            local = apertures(g, w, i, a, &q);
+    } else if (!buffer_request(g, w, i, a, &q))
         return false;
-    check_request(g, w, i, a, &q);
+    check_request(g, w, i, a, &q, local);
     if (a.to_lds)
         load_to_lds(g, w, i, a, &q);
     else if (a.kind == LOAD)

@@ -44,12 +44,16 @@ static uint32_t uniform32(const Wave *w, const Insn *i, uint16_t code) {
 static uint64_t uniform64(const Wave *w, const Insn *i, uint16_t code, bool is_float) {
     if (code < SGPRS - 1) return w->sgpr[code] | (uint64_t)w->sgpr[code + 1] << 32;
     if (is_inline_float(code)) return float64_constant(code);
+    if (code == SRC_SHARED_BASE) return (uint64_t)SHARED_APERTURE << 32;
+    if (code == SRC_PRIVATE_BASE) return (uint64_t)PRIVATE_APERTURE << 32;
     if (code == LITERAL) return is_float ? (uint64_t)i->literal << 32 : i->literal;
     uint32_t value = uniform32(w, i, code);
     return is_inline_int(code) ? (uint64_t)(int64_t)(int32_t)value : value;
 }
 
-bool scalar_source_known(uint16_t code) {
+bool scalar_source_known(Operand o) {
+    uint16_t code = o.code;
+    if (code == SRC_SHARED_BASE || code == SRC_PRIVATE_BASE) return o.count == 2; /* of 32 bits: undocumented */
     return code < SGPRS || is_inline_int(code) || is_inline_float(code) || code == SRC_VCCZ || code == SRC_EXECZ ||
            code == SRC_SCC || code == LITERAL;
 }

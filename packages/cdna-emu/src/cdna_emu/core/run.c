@@ -220,7 +220,7 @@ static bool run_group(Group *g, uint64_t number)
 typedef struct {
     Wave *waves;
     struct WaveChecks *checks;
-    uint8_t *lds;
+    uint8_t *lds, *scratch, *scratch_init;
     struct LdsChecks *lds_checks;
 } Memory;
 
@@ -229,19 +229,24 @@ static void release(Memory *m)
     free(m->waves);
     free(m->checks);
     free(m->lds);
+    free(m->scratch);
+    free(m->scratch_init);
     lds_checks_free(m->lds_checks);
 }
 
-static bool reserve(Memory *m, const Launch *launch)
+static bool reserve(Memory *m, const Launch *launch, uint32_t scratch_bytes)
 {
     uint32_t words = launch->lds_bytes / 4 + 8;
+    size_t scratch = (size_t)launch->waves * LANES * scratch_bytes;
     m->waves = calloc(launch->waves, sizeof *m->waves);
     m->lds = calloc(words, 4);
-    bool ok = m->waves && m->lds;
+    m->scratch = calloc(scratch + 16, 1);
+    bool ok = m->waves && m->lds && m->scratch;
     if (launch->checks) {
+        m->scratch_init = calloc(scratch + 1, 1);
         m->checks = calloc(launch->waves, sizeof *m->checks);
         m->lds_checks = lds_checks_new(launch->lds_bytes);
-        ok = ok && m->checks && m->lds_checks;
+        ok = ok && m->checks && m->lds_checks && m->scratch_init;
     }
     return ok;
 }
@@ -253,13 +258,14 @@ int cdna_run(const Launch *launch, const uint32_t grid[3], uint64_t first, uint6
     Memory m = {0};
     *finding_count = 0;
     op_table();
-    if (launch->waves > MAX_WAVES || launch->code_count == 0 || !reserve(&m, launch)) {
+    if (launch->waves > MAX_WAVES || launch->code_count == 0 || !reserve(&m, launch, setup->scratch_bytes)) {
         release(&m);
         return 2;
     }
     Group g = {.launch = launch, .waves = m.waves, .lds = m.lds, .lds_checks = m.lds_checks, .counts = counts,
                .findings = findings, .finding_limit = finding_limit};
     Used used = registers_used(launch);
+    size_t scratch = (size_t)LANES * setup->scratch_bytes; /* of a wave */
     bool ok = true;
     for (uint64_t n = first; n < last && ok; n++) {
         g.id[0] = (uint32_t)(n % grid[0]);
@@ -268,8 +274,15 @@ int cdna_run(const Launch *launch, const uint32_t grid[3], uint64_t first, uint6
         poison((uint32_t *)(void *)m.lds, launch->lds_bytes / 4);
         if (m.lds_checks)
             lds_checks_start(m.lds_checks);
+        poison((uint32_t *)(void *)m.scratch, launch->waves * scratch / 4);
+        if (m.scratch_init)
+            memset(m.scratch_init, 0, launch->waves * scratch);
         for (uint32_t k = 0; k < launch->waves; k++) {
-            m.waves[k].checks = m.checks ? &m.checks[k] : NULL;
+            Wave *w = &m.waves[k];
+            w->checks = m.checks ? &m.checks[k] : NULL;
+            w->scratch_bytes = setup->scratch_bytes;
+            w->scratch = m.scratch + k * scratch;
+            w->scratch_init = m.scratch_init ? m.scratch_init + k * scratch : NULL;
             start_wave(&g, &m.waves[k], k, setup, used);
         }
         ok = run_group(&g, n);

@@ -163,7 +163,7 @@ static bool set64(Wave *w, uint16_t code, uint64_t value) {
 bool exec_salu(Group *g, Wave *w, const Insn *i) {
     uint16_t d = i->dst.code, number;
     for (int n = 0; n < i->sources; n++)
-        if (!scalar_source_known(i->src[n].code)) return false;
+        if (!scalar_source_known(i->src[n])) return false;
     uint32_t k = i->sources ? A : 0; /* register of s_cmpk and s_setreg */
     uint64_t next = i->address + i->size;
     switch (i->op) {

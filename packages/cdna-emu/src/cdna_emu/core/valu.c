@@ -5,7 +5,7 @@ bool exec_valu(Group *g, Wave *w, const Insn *i)
 {
     if ((i->flags & F_DPP) && !dpp_known(i)) return false;
     for (int k = 0; k < i->sources; k++)
-        if (i->src[k].code < VGPR0 && !scalar_source_known(i->src[k].code)) return false;
+        if (i->src[k].code < VGPR0 && !scalar_source_known(i->src[k])) return false;
     return exec_vector_integer(g, w, i) || exec_vector_float(g, w, i) || exec_vector_convert(g, w, i) ||
            exec_vector_packed(g, w, i) || exec_vector_half(g, w, i) || exec_compare(g, w, i) ||
            exec_vector_scaled(g, w, i);

@@ -167,7 +167,7 @@ def register_name(kind: str, code: int) -> str | None:
 
 
 def place_of(kind: str, address: int, instruction: str, spans: Sequence[Span]) -> str:
-    """An address relative to LDS or scratch, or to the argument that holds it or lies nearest before it, else nearest behind."""
+    """An address relative to LDS, scratch, or the argument that holds it or lies nearest before it, else behind."""
     if kind in LDS_KINDS or (kind == "misaligned" and instruction.startswith("ds_")):
         return f"LDS + {address:#x}"
     if kind == "scratch-bounds":

@@ -70,7 +70,10 @@ def _explain(args: argparse.Namespace) -> int:
     dtype = DTYPES[args.dtype]
     try:
         facts = _wanted_arch(args.arch)
-        if facts is None:
+        backend = env.settings().backend if args.backend == "auto" else args.backend
+        if "emulate" in (backend, args.prepare_backend):
+            default_device = "cpu"
+        elif facts is None:
             default_device = "cuda" if torch.cuda.is_available() else "cpu"
         else:
             default_device = "cpu" if facts.vendor == "cpu" else "cuda"
@@ -86,6 +89,7 @@ def _explain(args: argparse.Namespace) -> int:
             backend=args.backend,
             prepare_backend=args.prepare_backend,
             arch=facts.name if facts else None,
+            use_state_indices=args.pool,
         )
     except ValueError as error:  # an UnsupportedError, or a variable with an illegal value
         print(f"error: {error}", file=sys.stderr)

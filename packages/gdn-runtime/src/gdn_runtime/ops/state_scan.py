@@ -227,7 +227,7 @@ def chunk_gated_delta_rule_fwd_h(
     if check:
         states.check_index_values()
     new_final = states.store_final and not states.in_place
-    per_row = plan.total_chunks if plan.is_varlen else plan.max_seq_chunks
+    per_row = plan.total_chunks if plan.is_varlen else cdiv(seq_len, CHUNK)
     warm = WarmScan(
         env.settings(),
         device,

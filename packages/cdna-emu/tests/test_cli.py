@@ -114,6 +114,7 @@ def test_counters(add):
     assert done.exit_code == 0, done.output
     assert "vmem_load" in done.output and "global_load_dword v2, v1, s[4:5]" in done.output
     assert "model, no measurement" in done.output
+    assert "where the mean wave waits" in done.output and "vm wait       0x" in done.output
     data = json.loads(call("counters", add, "--grid", 2, *ARGS, "--lines", "--model", "--json").output)
     assert data["totals"]["waves"] == 2
     assert {"address", "text", "executed"} <= set(data["lines"][0])

@@ -179,7 +179,9 @@ def counters(
     lds: Lds = 0,
     seed: Seed = 0,
     threads: Threads = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One row per executed instruction too.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="One row per executed instruction too; with --model, where waves wait.")
+    ] = False,
     model: Annotated[bool, typer.Option("--model", help="Add the cycles of workgroup 0 by the timing model.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -197,6 +199,8 @@ def counters(
             units = DEFAULTS[found.resources.arch].compute_units
             cycles = guess.launch_cycles(found.groups, units)
             out.print(f"\n{guess}\nof the launch on {units} compute units: {cycles:.0f}", markup=False, highlight=False)
+            if lines and guess.stalls:
+                out.print(f"where the mean wave waits:\n{guess.longest_stalls()}", markup=False, highlight=False)
     if not result.report.ok:
         err.print(str(result.report), markup=False, highlight=False)
         raise typer.Exit(1)

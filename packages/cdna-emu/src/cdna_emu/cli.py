@@ -179,9 +179,7 @@ def counters(
     lds: Lds = 0,
     seed: Seed = 0,
     threads: Threads = None,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="One row per executed instruction too; with --model, where waves wait.")
-    ] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Rows by instruction; with --model where waves wait.")] = False,
     model: Annotated[bool, typer.Option("--model", help="Add the cycles of workgroup 0 by the timing model.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -1,13 +1,14 @@
 """K5 `vk`, the baseline: the serial pass over chunks on gfx950, bf16, with w, k, the state and the gated v in LDS.
 
 A workgroup of four waves owns one sequence, one value head and ``block_v`` rows of its state S [V, K], which stays in
-the accumulators. Per chunk of 64 tokens, in two steps with a barrier before each::
+the accumulators. Per chunk of 64 tokens, in two steps with a barrier after each::
 
     1. snapshot = bf16(S);  Vn = u - w bf16(S)^T, by 16 tokens per wave, as a tile [v, token];  k goes to LDS
-    2. S <- decay * S + bf16(Vn * gate)^T k, by 32 k per wave, as tiles [k, v];  w of the next chunk goes to LDS
+    2. S <- decay * S + bf16(Vn * gate)^T k, by 32 k per wave, as tiles [k, v];  w and S of the next chunk go to LDS
 
 LDS holds one chunk: each region is written in the step that does not read it. Rows past a sequence's end are cut by the
-bounds of the buffers: their loads give zeros, their stores are dropped, and the gated v is zero there whatever it was.
+bounds of the buffers: their stores are dropped, their loads give zeros, which add nothing to S, with gates or without.
+(A row v of S that holds infinity or NaN turns into NaN at the next chunk by that chunk's own tokens already.)
 
 Lane maps are those of ``common.lanes``: lane l has ``column`` l % 16 and ``group`` l // 16. Tokens of an operand of the
 second product are contracted in the order 4*group + j, 16 + 4*group + j (j < 4) of each 32, on both sides.
@@ -61,8 +62,10 @@ def build(spec: VkStateScanSpec):
         scan = _Scan(spec, cu_seqlens, chunk_offsets, seq_len)
         scan.find_tensors(k, w, u, g, gk, h, v_new, initial_state, final_state, k_stride_b, k_stride_h, k_stride_t)
         state = scan.load_state()
+        scan.publish_state(state)
         scan.publish_w(scan.load_w(fx.Int32(0)))
         ahead = scan.load_ahead(fx.Int32(0))
+        lds.barrier()
         for chunk in range(fx.Int32(0), scan.num_chunks, fx.Int32(1), unroll=1):
             state, ahead = _step(scan, chunk, state, ahead)
         scan.store_state(state)
@@ -108,9 +111,12 @@ def build(spec: VkStateScanSpec):
 
 
 def _step(scan, chunk, state, ahead):
-    """One chunk: (state after it, operands of the next one)."""
-    scan.publish_state(state)
-    lds.barrier()
+    """One chunk, whose state and w are in LDS: (state after it, operands of the next one).
+
+    It ends with the first use of the new state and a barrier, for LLVM errs over the end of a loop (flydsl 0.5.0; the
+    emulator found both): it drops the wait for LDS before a barrier that comes first in the loop, and counts a branch
+    that is not taken among the wait states between an MFMA and the first use of its result.
+    """
     next_w = scan.load_w(chunk + fx.Int32(1))
     scan.publish_k(ahead.k)
     product = scan.state_product()
@@ -119,12 +125,15 @@ def _step(scan, chunk, state, ahead):
     # The next chunk waits for its loads in their order: they go before the stores, which nothing waits for.
     after = scan.load_ahead(chunk + fx.Int32(1))
     scan.store_v_new(chunk, v_new)
-    scan.publish_gated(chunk, v_new, rest)
+    scan.publish_gated(v_new, rest)
     scan.store_snapshot(chunk)
     state = [[scan.decayed(tile, decay[b]) for b, tile in enumerate(row)] for row in state]
     lds.barrier()
     scan.publish_w(next_w)
-    return scan.updated(state), after
+    state = scan.updated(state)
+    scan.publish_state(state)
+    lds.barrier()
+    return state, after
 
 
 def _bf16(values):
@@ -325,14 +334,11 @@ class _Scan:
             for b in range(K_TILES):
                 lds.write(_bf16(state[n][b]), self.state_in[b], 16 * ROW * n)
 
-    def publish_gated(self, chunk, v_new, rest):
-        """bf16(Vn * exp(G_L - G)), zero past the sequence's end: 0 * NaN would be NaN."""
-        inside = chunk * fx.Int32(CHUNK) + self.token < self.length
+    def publish_gated(self, v_new, rest):
+        """bf16(Vn * exp(G_L - G)) of this lane's token."""
         for n in range(self.tiles):
             values = v_new[n] if rest is None else [x * rest for x in v_new[n]]
-            packed = _bf16(values)
-            kept = lanes.words(*(inside.select(packed[i], fx.Int32(0)) for i in range(2)))
-            lds.write(kept, self.gated_in, 2 * 16 * CHUNK * n)
+            lds.write(_bf16(values), self.gated_in, 2 * 16 * CHUNK * n)
 
     # Arithmetic
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import env
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan
 from ..select import Explanation, Request, Selection, select
@@ -146,8 +147,7 @@ def chunk_gated_delta_rule(
     if traced():
         return _call_op(call)
     plan = call.sequences.plan()
-    selection = _select(call, plan)
-    _make_ready(call, selection)
+    selection = _ready_selection(call, plan)
     if call.check_indices:
         call.states.check_index_values()
     out, final_state = _allocate(call)
@@ -286,8 +286,32 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
     return select(problem, call.q.device, call.request)
 
 
-def _make_ready(call: BlockCall, selection: Selection) -> None:
+def _ready_selection(call: BlockCall, plan: ChunkPlan) -> Selection:
+    """``_select``, and its code objects loaded: once per plan and whatever else selection looks at, for all layers."""
+    states, settings = call.states, env.settings()
+    key = (
+        call.q.device,
+        call.v.shape[2],
+        call.k.shape[2],
+        call.q.dtype,
+        call.beta.dtype,
+        call.snapshot_dtype,
+        call.use_exp2,
+        call.request,
+        states.dtype,
+        states.initial_state is None,
+        states.store_final,
+        states.indices is None,
+        states.has_initial_state is None,
+    )
+    known = plan.warm.get(key)
+    if known is not None and known[0] is settings:
+        found: Selection = known[1]
+        return found
+    selection = _select(call, plan)
     make_ready(selection, call.q.device, *call.request.stages)
+    plan.warm[key] = settings, selection
+    return selection
 
 
 def _stages(use_qk_l2norm: bool) -> tuple[str, ...]:
@@ -463,8 +487,7 @@ def _run_op(
         check_indices,
         Request(backend, prepare_backend, arch, stages=_stages(use_qk_l2norm)),
     )
-    selection = _select(call, plan)
-    _make_ready(call, selection)
+    selection = _ready_selection(call, plan)
     if check_indices:
         states.check_index_values()
     _launch(call, plan, selection, o, final_state)

@@ -78,10 +78,11 @@ class IncompatibleBundleError(BundleError):
 
 
 class CompileError(RuntimeError):
-    """A spec did not compile. ``stderr`` holds what the compiler said."""
+    """A spec did not compile. ``stderr`` holds what the compiler said; ``crashed``: a process died, so that trying again
+    may help."""
 
-    def __init__(self, spec: str, reason: str, stderr: str = "") -> None:
-        self.spec, self.reason, self.stderr = spec, reason, stderr
+    def __init__(self, spec: str, reason: str, stderr: str = "", *, crashed: bool = False) -> None:
+        self.spec, self.reason, self.stderr, self.crashed = spec, reason, stderr, crashed
         super().__init__(f"compiling {spec}: {reason}" + (f"\n{stderr.strip()[-4000:]}" if stderr.strip() else ""))
 
 

@@ -43,7 +43,8 @@ class CompileServer:
         with self._lock:
             answer = self._ask(json.dumps(request).encode() + b"\n", spec, timeout + GRACE)
         if "error" in answer:
-            raise CompileError(spec_text(spec), answer["error"], answer["stderr"])
+            crashed = answer.get("crashed", False)
+            raise CompileError(spec_text(spec), answer["error"], answer["stderr"], crashed=crashed)
         try:
             return CodeObject(spec, LaunchFacts.from_json(answer["facts"]), base64.b64decode(answer["elf"]))
         except ValueError as error:
@@ -61,7 +62,7 @@ class CompileServer:
             self._stop()
             self._stderr.seek(0)
             said = self._stderr.read().decode(errors="replace")
-            raise CompileError(spec_text(spec), "the compile server ended or did not answer", said)
+            raise CompileError(spec_text(spec), "the compile server ended or did not answer", said, crashed=True)
         return json.loads(reply)
 
     def _running(self) -> subprocess.Popen[bytes]:

@@ -96,7 +96,7 @@ def run_job(request: dict[str, Any], requests: BinaryIO) -> dict[str, Any]:
     if timed_out:
         return answer | {"error": f"not done after {request['timeout']} s, killed"}
     if os.WIFSIGNALED(status):
-        return answer | {"error": f"the compiler died of {signal.Signals(os.WTERMSIG(status)).name}"}
+        return answer | {"error": f"the compiler died of {signal.Signals(os.WTERMSIG(status)).name}", "crashed": True}
     if ERROR_LINE.search(said):
         return answer | {"error": "the compiler reported an error and went on"}
     if os.WEXITSTATUS(status) or not output:

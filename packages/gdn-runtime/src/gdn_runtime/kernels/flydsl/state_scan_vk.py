@@ -41,7 +41,7 @@ def build(spec: VkStateScanSpec):
     ``spec.ARGUMENTS``."""
     spec.check()
 
-    @flyc.kernel(known_block_size=list(spec.block))
+    @flyc.kernel(name=spec.kernel, known_block_size=list(spec.block))
     def state_scan_vk(
         k: fx.Int64,
         w: fx.Int64,

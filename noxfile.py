@@ -24,6 +24,7 @@ AOT = "packages/gdn-aot"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 AMD_ARCHS = ("gfx942", "gfx950")
+SMOKE_BUNDLE = ROOT / "build" / "smoke-bundle"
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -154,13 +155,29 @@ def build(session: nox.Session) -> None:
     session.run("python", "ci/check_dist.py")
 
 
-@nox.session(name="prod-smoke", requires=["build"], reuse_venv=False)
+@nox.session(name="smoke-bundle")
+def smoke_bundle(session: nox.Session) -> None:
+    """Compile the few kernels that prod-smoke runs, for both AMD architectures, into build/smoke-bundle."""
+    install_runtime(session, extra="[jit,test]", triton=True)
+    install_emulator(session)
+    shutil.rmtree(SMOKE_BUNDLE, ignore_errors=True)
+    env = {"PYTHONPATH": str(ROOT / TESTS / "support")}
+    session.run("python", "ci/smoke_bundle.py", str(SMOKE_BUNDLE), *AMD_ARCHS, env=env)
+
+
+@nox.session(name="prod-smoke", requires=["build", "smoke-bundle"], reuse_venv=False)
 def prod_smoke(session: nox.Session) -> None:
-    """Use the built wheel in a fresh venv that holds nothing but it and torch."""
+    """Use the built wheel in a fresh venv that holds nothing but it and torch; then, beside the emulator, run a bundle
+    built elsewhere. Argument: a folder of bundles to run in place of that of smoke-bundle."""
     (wheel,) = ROOT.glob("dist/gdn_runtime-*.whl")
     install(session, str(wheel))
     # -I: neither PYTHONPATH nor the current folder may lead to the sources.
     session.run("python", "-I", "ci/prod_smoke.py")
+    (emulator,) = ROOT.glob("dist/cdna_emu-*.whl")
+    install(session, str(emulator))
+    bundles = Path(session.posargs[0] if session.posargs else SMOKE_BUNDLE).resolve()
+    env = {"GDN_BUNDLE": str(bundles), "GDN_JIT": "0"}
+    session.run("python", "-I", "ci/prod_smoke.py", *AMD_ARCHS, env=env)
 
 
 def register_compile(arch: str) -> None:

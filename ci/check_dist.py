@@ -72,7 +72,8 @@ def check_metadata(package: Package, metadata: Message) -> list[str]:
         for key, value in expected.items()
         if metadata[key] != value
     ]
-    if unconditional != set(package.project["dependencies"]):
+    # As Requirement spells them: it orders the limits of a version.
+    if unconditional != {str(Requirement(line)) for line in package.project["dependencies"]}:
         problems.append(f"metadata requires {sorted(unconditional)}, expected {package.project['dependencies']}")
     if (package.path / "README.md").read_text().strip() not in str(metadata.get_payload()):
         problems.append("metadata does not carry README.md")

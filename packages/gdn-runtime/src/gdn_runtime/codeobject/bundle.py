@@ -35,6 +35,17 @@ MAX_PAYLOAD_BYTES = 64 << 20
 PACKAGED = Path(__file__).parents[1] / "_bundles"
 """Where the wheel carries bundles, one folder per architecture; absent in wheels without."""
 
+_MANIFEST_FIELDS = {
+    "schema": int,
+    "arch": str,
+    "kernel_abi": int,
+    "toolchain": dict,
+    "source_digest": str,
+    "tables": list,
+    "artifacts": list,
+}
+_TABLE_FIELDS = {"file": str, "sha256": str}
+_ARTIFACT_FIELDS = {"key": str, "spec": dict, "file": str, "sha256": str, "bytes": int, "facts": dict}
 _HEX = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.hsaco")
 _LINK_OR_NOT_A_FILE = (errno.ELOOP, errno.EMLINK, errno.ENXIO)
@@ -274,10 +285,7 @@ def _no_constant(name: str) -> Any:
 def _parse(folder: Path, content: dict[str, Any], digest: str, arch: str | None) -> Bundle:
     """ValueError for what is not sound, IncompatibleBundleError for what is not for here."""
     path = folder / MANIFEST
-    _fields(
-        "manifest", content, schema=int, arch=str, kernel_abi=int, toolchain=dict, source_digest=str, tables=list,
-        artifacts=list,
-    )  # fmt: skip
+    _check_fields("manifest", content, _MANIFEST_FIELDS)
     if content["kernel_abi"] != KERNEL_ABI:
         raise IncompatibleBundleError(path, "KERNEL_ABI", content["kernel_abi"], KERNEL_ABI)
     if content["arch"] not in KNOWN or (arch is not None and content["arch"] != arch):
@@ -288,7 +296,7 @@ def _parse(folder: Path, content: dict[str, Any], digest: str, arch: str | None)
     _hash("source_digest", content["source_digest"])
     tables = []
     for table in content["tables"]:
-        _fields("table", table, file=str, sha256=str)
+        _check_fields("table", table, _TABLE_FIELDS)
         tables.append(
             (_text("file of a table", table["file"]), _hash(f"sha256 of table {table['file']}", table["sha256"]))
         )
@@ -311,7 +319,7 @@ def _parse(folder: Path, content: dict[str, Any], digest: str, arch: str | None)
 
 
 def _artifact(entry: Any, arch: str) -> Artifact:
-    _fields("artifact", entry, key=str, spec=dict, file=str, sha256=str, bytes=int, facts=dict)
+    _check_fields("artifact", entry, _ARTIFACT_FIELDS)
     name, size = entry["file"], entry["bytes"]
     if not _PLAIN.fullmatch(name):
         raise value_error("file of an artifact", repr(name), "the plain name of an .hsaco file beside the manifest")
@@ -323,8 +331,8 @@ def _artifact(entry: Any, arch: str) -> Artifact:
     return Artifact(key, entry["spec"], name, sha256, size, entry["facts"])
 
 
-def _fields(name: str, values: Any, **kinds: type) -> None:
-    if type(values) is not dict or set(values) != set(kinds):
+def _check_fields(name: str, values: Any, kinds: Mapping[str, type]) -> None:
+    if type(values) is not dict or values.keys() != kinds.keys():
         got = sorted(values) if type(values) is dict else type(values).__name__
         raise value_error(f"fields of the {name}", got, ", ".join(sorted(kinds)))
     for field, kind in kinds.items():

@@ -261,22 +261,39 @@ class Traffic:
             self.views["v_new"] = moved(self.views["v_new"], fx.Int64(PAIR * self.row), self.stored)
 
     def fetch(self, half):
-        """Issue the loads of the first or second chunk of the windows."""
-        views = self.views
-        data = {
-            "w": [load(views["w"], 4, self.w_at[half] + fx.Int32(64 * p)) for p in range(4)],
-            "k": [load(views["k"], 4, at) for at in self.k_at[half]],
-        }
+        """Issue the loads of the first or second chunk of the windows, in the order in which a chunk issues them."""
+        data = {"k": [self.fetch_k(half, 0)]}
+        data["u"], data["w"] = self.fetch_u(half), []
+        for p in range(4):
+            if p < 3:
+                data["k"].append(self.fetch_k(half, p + 1))
+            data["w"].append(self.fetch_w(half, p))
+        return data | self.fetch_gates(half)
+
+    def fetch_w(self, half, p):
+        """32 k of the wave's 16 tokens."""
+        return load(self.views["w"], 4, self.w_at[half] + fx.Int32(64 * p))
+
+    def fetch_k(self, half, i):
+        """The wave's 32 k of 16 tokens."""
+        return load(self.views["k"], 4, self.k_at[half][i])
+
+    def fetch_u(self, half):
+        """All columns of the wave's 16 tokens."""
+        at = self.u_at[half]
         if self.tiles == 1:
-            data["u"] = [load(views["u"], 2, self.u_at[half])]
-        else:
-            data["u"] = [load(views["u"], 4, self.u_at[half] + fx.Int32(64 * i)) for i in range(self.tiles // 2)]
+            return [load(self.views["u"], 2, at)]
+        return [load(self.views["u"], 4, at + fx.Int32(64 * i)) for i in range(self.tiles // 2)]
+
+    def fetch_gates(self, half):
+        """Gates of the wave's tokens and of the chunk's last one."""
+        data = {}
         if self.spec.use_g:
-            data["g"] = load(views["g"], 1, self.g_at[half]).bitcast(fx.Float32)
-            data["g_last"] = load(views["g"], 1, 0, self.last_gate[half]).bitcast(fx.Float32)
+            data["g"] = load(self.views["g"], 1, self.g_at[half]).bitcast(fx.Float32)
+            data["g_last"] = load(self.views["g"], 1, 0, self.last_gate[half]).bitcast(fx.Float32)
         if self.spec.use_gk:
             at = [self.gk_at + fx.Int32(16 * part) for part in range(2)]
-            data["gk"] = [load(views["gk"], 4, x, self.last_channel[half]).bitcast(fx.Float32) for x in at]
+            data["gk"] = [load(self.views["gk"], 4, x, self.last_channel[half]).bitcast(fx.Float32) for x in at]
         return data
 
     def wait_fetched(self):

@@ -70,37 +70,55 @@ class Scan:
         self.gated_read = gated.at(lane * fx.Int32(8))
 
     def begin(self):
-        """What the loop carries: windows, state, data of the next two chunks."""
+        """What the loop carries: windows, state, data of the next two chunks. bf16(S) is in LDS."""
         traffic, state, first, second = self.traffic.start()
+        for i in range(self.tiles):
+            self.publish(state, i)
         return {"traffic": traffic, "state": state, "first": first, "second": second}
 
-    def chunk(self, state, data, half, *, fetch):
-        """One chunk: (next state, data of the chunk after the next if ``fetch``)."""
-        lds.sched_fence()
-        self.publish(state)
+    def chunk(self, state, data, half, *, more):
+        """One chunk: (next state, data of the chunk after the next); no such data, nor bf16(S) in LDS, unless ``more``.
+
+        The fences keep what is needed next ahead of the rest, and stores behind loads.
+        """
         lds.sched_fence()
         self.traffic.wait_fetched()
         lds.barrier()
         lds.sched_fence()
-        keys = [self.minus_keys(rows) for rows in data["k"]]
-        delta = self.minus_new(data)
+        keys, delta, following = self.first_product(data, half, more)
         decays, gates = self.decays(data), self.gates(data)
         lds.sched_fence()
-        # Here all registers of ``data`` have been read: loads into them need no copies, and stores come after loads.
-        following = self.traffic.fetch(half) if fetch else None
-        self.snapshot(state, half)
-        rounded = [self.packed(x) for x in delta]
-        new = [self.exact(lanes.minus_transposed(x, self.minus_one)) for x in rounded]
-        for tile in range(self.tiles):
-            gated = delta[tile] * gates if self.spec.use_g else delta[tile]
-            lds.write(self.packed(gated), self.gated_write, 4 * GATED_TILE * tile)
-        state = [[part if by is None else part * by for part, by in zip(x, decays, strict=True)] for x in state]
+        rows = self.snapshot_rows()
+        for i in range(self.tiles):
+            gated = delta[i] * gates if self.spec.use_g else delta[i]
+            lds.write(self.packed(gated), self.gated_write, 4 * GATED_TILE * i)
+        lds.sched_fence()
+        if more:
+            following |= self.traffic.fetch_gates(half)
         lds.sched_fence()
         lds.barrier()
         lds.sched_fence()
-        if self.spec.save_new_value:
-            self.traffic.store_new(new, half)
-        return self.updated(state, keys), following
+        values = [self.gated_values(0)]
+        new = [lanes.minus_transposed(self.packed(x), self.minus_one) for x in delta]
+        lds.sched_fence()
+        state = [list(x) for x in state]
+        for i in range(self.tiles):
+            if i + 1 < self.tiles:
+                values.append(self.gated_values(i + 1))
+            self.store_snapshot(rows, state[i], i, half)
+            state[i] = [part if by is None else part * by for part, by in zip(state[i], decays, strict=True)]
+            for step in range(2):
+                for part in range(2):
+                    key = lanes.joined(*(keys[2 * step + j][part] for j in range(2)))
+                    state[i][part] = lanes.mfma_k32(key, values[i][step], state[i][part], wide=self.wide)
+            if self.spec.save_new_value and i == 0:
+                self.traffic.store_new([self.exact(x) for x in new], half)
+            if more and i:
+                self.publish(state, i - 1)
+            lds.sched_fence()
+        if more:
+            self.publish(state, self.tiles - 1)
+        return state, following
 
     def pair(self, low, high):
         return numeric.bf16_pair(low, high, self.spec.rounding, self.spec.arch)
@@ -113,27 +131,55 @@ class Scan:
         """``packed`` of a tile of bf16 numbers."""
         return lanes.words(*(lanes.pack_truncated(tile[r], tile[r + 1]) for r in (0, 2)))
 
-    def publish(self, state):
-        """bf16(S) to LDS."""
-        for tile in range(self.tiles):
-            words = lanes.joined(*(self.packed(part) for part in state[tile]))
-            lds.write(words, self.panel_write, S_TILE * tile)
+    def publish(self, state, i):
+        """Tile ``i`` of bf16(S) to LDS."""
+        words = lanes.joined(*(self.packed(part) for part in state[i]))
+        lds.write(words, self.panel_write, S_TILE * i)
 
     def minus_keys(self, rows):
-        """-k^T of 16 tokens and the wave's 32 k, by tiles of k, as A operands; ``rows``: lane = token."""
-        return [self.exact(lanes.minus_transposed(part, self.minus_one)) for part in lanes.halves(rows)]
+        """-k^T of 16 tokens and the wave's 32 k, by tiles of k; ``rows``: lane = token."""
+        return [lanes.minus_transposed(part, self.minus_one) for part in lanes.halves(rows)]
 
-    def minus_new(self, data):
-        """-v_new = w @ S^T - u by tiles of v, not rounded."""
-        tiles = [lanes.zeros() for _ in range(self.tiles)]
+    def first_product(self, data, half, more):
+        """(-k^T as A operands by 16 tokens and tiles of k, -v_new = w @ S^T - u by tiles of v, not rounded, data of the
+        chunk after the next but for its gates, if there are ``more``).
+
+        What needs no LDS goes where the first reads from it are waited for. Loads go where the registers that they
+        load have just been read for the last time: earlier ones would need copies.
+        """
+        traffic, tiles, ahead = self.traffic, range(self.tiles), 4 if self.tiles == 1 else 2
+        panels = [self.panels(p) for p in range(ahead)]
+        lds.sched_fence()
+        raw, keys = [self.minus_keys(data["k"][0])], []
+        delta = [lanes.mfma_k16(traffic.values_of(data["u"], i), self.minus_one, lanes.zeros()) for i in tiles]
+        following = {"w": [], "k": [], "u": []}
+        lds.sched_fence()
+        if more:
+            following["k"].append(traffic.fetch_k(half, 0))
+            following["u"] = traffic.fetch_u(half)
         for p in range(4):
-            for i in range(self.tiles):
-                state = lds.read(self.panel_read[p], 4, S_TILE * i)
-                tiles[i] = lanes.mfma_k32(data["w"][p], state, tiles[i], wide=self.wide)
-            if self.spec.sched_barrier:
-                lds.sched_fence(lds.MFMA)
-        values = [self.traffic.values_of(data["u"], i) for i in range(self.tiles)]
-        return [lanes.mfma_k16(x, self.minus_one, tile) for x, tile in zip(values, tiles, strict=True)]
+            if p < 3:
+                raw.append(self.minus_keys(data["k"][p + 1]))
+            if p + ahead < 4:
+                panels.append(self.panels(p + ahead))
+            keys.append([self.exact(tile) for tile in raw[p]])
+            delta = [lanes.mfma_k32(data["w"][p], panels[p][i], delta[i], wide=self.wide) for i in tiles]
+            lds.sched_fence()
+            if more:
+                if p < 3:
+                    following["k"].append(traffic.fetch_k(half, p + 1))
+                following["w"].append(traffic.fetch_w(half, p))
+        return keys, delta, following
+
+    def panels(self, p):
+        """bf16(S) of k rows 32p.. by tiles of v as B operands."""
+        return [lds.read(self.panel_read[p], 4, S_TILE * i) for i in range(self.tiles)]
+
+    def gated_values(self, i):
+        """The gated v_new of tile ``i`` as B operands of 32 tokens each."""
+        at = [4 * GATED_TILE * i + GATED_TILE * t for t in range(4)]
+        parts = [lds.read(self.gated_read, 2, x) for x in at]
+        return [lanes.joined(parts[0], parts[1]), lanes.joined(parts[2], parts[3])]
 
     def gates(self, data):
         """exp(G_L - G) of the 4 tokens of a lane's rows; one exponential per lane, moved among groups of 4 lanes."""
@@ -155,29 +201,22 @@ class Scan:
         """A log gate in log2 units."""
         return gate if self.spec.use_exp2 else gate * fx.Float32(LOG2E)
 
-    def updated(self, state, keys):
-        """state + gated v_new^T @ k: two steps of 32 tokens."""
-        state = [list(tile) for tile in state]
-        for step in range(2):
-            for tile in range(self.tiles):
-                at = [4 * GATED_TILE * tile + GATED_TILE * (2 * step + i) for i in range(2)]
-                value = lanes.joined(*(lds.read(self.gated_read, 2, x) for x in at))
-                for part in range(2):
-                    key = lanes.joined(*(keys[2 * step + i][part] for i in range(2)))
-                    state[tile][part] = lanes.mfma_k32(key, value, state[tile][part], wide=self.wide)
-        return state
+    def snapshot_rows(self):
+        """Rows of bf16(S) for the snapshot, by tiles of v; None for fp32."""
+        if self.spec.snapshot_dtype == "fp32":
+            return None
+        return [lds.read(self.rows_read, 4, S_TILE * i) for i in range(self.tiles)]
 
-    def snapshot(self, state, half):
-        """Store S in whole 128-byte lines: bf16 by rows from LDS; fp32 from registers, after neighbour lanes have
-        exchanged halves, so that 8 lanes have 128 contiguous bytes of a row."""
-        for tile in range(self.tiles):
-            if self.spec.snapshot_dtype == "bf16":
-                self.traffic.store_snapshot(lds.read(self.rows_read, 4, S_TILE * tile), tile, half)
-                continue
-            low, high = (part.bitcast(fx.Int32) for part in state[tile])
-            both = [lanes.exchanged(low[r], high[r], self.odd) for r in range(4)]
-            for row in range(2):
-                self.traffic.store_snapshot(lanes.words(*(x[row] for x in both)), tile, half, row)
+    def store_snapshot(self, rows, state, i, half):
+        """Store tile ``i`` of S in whole 128-byte lines: bf16 by rows from LDS; fp32 from registers, after neighbour
+        lanes have exchanged halves, so that 8 lanes have 128 contiguous bytes of a row."""
+        if rows is not None:
+            self.traffic.store_snapshot(rows[i], i, half)
+            return
+        low, high = (part.bitcast(fx.Int32) for part in state)
+        both = [lanes.exchanged(low[r], high[r], self.odd) for r in range(4)]
+        for row in range(2):
+            self.traffic.store_snapshot(lanes.words(*(x[row] for x in both)), i, half, row)
 
 
 def two_chunks(scan, carry):
@@ -185,8 +224,8 @@ def two_chunks(scan, carry):
     traffic = scan.traffic
     traffic.resume(carry["traffic"])
     traffic.advance_loads()
-    state, first = scan.chunk(carry["state"], carry["first"], 0, fetch=True)
-    state, second = scan.chunk(state, carry["second"], 1, fetch=True)
+    state, first = scan.chunk(carry["state"], carry["first"], 0, more=True)
+    state, second = scan.chunk(state, carry["second"], 1, more=True)
     traffic.advance_stores()
     return {"traffic": traffic.carry(), "state": state, "first": first, "second": second}
 
@@ -194,7 +233,7 @@ def two_chunks(scan, carry):
 def last_chunk(scan, carry):
     """The last of an odd number of chunks."""
     scan.traffic.resume(carry["traffic"])
-    state, _ = scan.chunk(carry["state"], carry["first"], 0, fetch=False)
+    state, _ = scan.chunk(carry["state"], carry["first"], 0, more=False)
     return {**carry, "state": state}
 
 

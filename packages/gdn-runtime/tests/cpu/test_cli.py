@@ -213,6 +213,7 @@ def test_explain_passes_everything_on(explained: dict[str, Any], capsys: pytest.
     line = (
         "explain --heads 32 --key-heads 16 --seq-lens 8192x2,17 --dtype fp16 --state-dtype bf16 --snapshot-dtype fp32"
         " --device cuda:1 --backend triton --prepare-backend reference --arch gfx950:sramecc+"
+        " --pool"
     )
     assert cli.main(line.split()) == 0
     assert capsys.readouterr().out == "the answer\n"
@@ -228,7 +229,14 @@ def test_explain_passes_everything_on(explained: dict[str, Any], capsys: pytest.
         "backend": "triton",
         "prepare_backend": "reference",
         "arch": "gfx950",
+        "use_state_indices": True,
     }
+
+
+@pytest.mark.parametrize("asked", ["--backend emulate", "--backend reference --prepare-backend emulate"])
+def test_explain_of_what_is_emulated_is_about_cpu_tensors(explained: dict[str, Any], asked: str) -> None:
+    assert cli.main(f"explain --heads 4 --dense 1,64 --arch gfx942 {asked}".split()) == 0
+    assert (explained["device"], explained["arch"]) == (torch.device("cpu"), "gfx942")
 
 
 def test_explain_defaults(

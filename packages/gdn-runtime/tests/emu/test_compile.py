@@ -18,7 +18,15 @@ import gdn_testing
 from gdn_runtime.codeobject.emulate import EmulatorLauncher, collect_results
 from gdn_runtime.errors import CompileError, EmulatedFaultError, UnsupportedError
 from gdn_runtime.kernels.compile import CompileServer
-from gdn_runtime.spec import L2NormSpec, OutputConfig, OutputSpec
+from gdn_runtime.spec import (
+    L2NormSpec,
+    OutputConfig,
+    OutputSpec,
+    PrepareConfig,
+    PrepareSpec,
+    StateScanConfig,
+    StateScanSpec,
+)
 from gdn_testing.probe import ProbeSpec
 
 SOURCE = Path(gdn_testing.__file__).parents[3] / "src" / "gdn_runtime"
@@ -159,6 +167,13 @@ def test_triton_kernels_go_the_same_way(server: CompileServer, arch: str) -> Non
     assert norm.facts.kernarg_bytes == 8 * (len(norm.facts.arguments) + 2)  # two null pointers at the end
     output = server.compile(OutputSpec(arch, "bf16", "bf16", 4, 2, True, True, OutputConfig(64, 4, 1)))
     assert output.facts.dynamic_lds > 0 and output.facts.block == (256, 1, 1) and output.facts.scratch_bytes == 0
+    for spec in (
+        PrepareSpec(arch, "bf16", "fp32", 4, 2, True, True, PrepareConfig("fused", 4, 1)),
+        StateScanSpec(arch, "bf16", "fp32", "bf16", 4, 2, *(True,) * 10, StateScanConfig(32, 4, 1)),
+    ):
+        assert server.compile(spec).facts.dynamic_lds > 0
+    with pytest.raises(CompileError, match="kernels of the spec: got 2, expected 1"):
+        server.compile(PrepareSpec(arch, "bf16", "fp32", 4, 2, True, True, PrepareConfig("split", 4, 1)))
     q, k = torch.randn(2, 1, 5, 2, 128).to(torch.bfloat16)
     q_out, k_out = torch.full_like(q, float("nan")), torch.full_like(k, float("nan"))
     strides = (0, 32, 16)  # in units of 8 elements

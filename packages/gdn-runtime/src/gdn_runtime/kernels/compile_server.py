@@ -45,9 +45,9 @@ def build(spec: KernelSpec) -> tuple[bytes, LaunchFacts]:
         jobs = module.compile_jobs(spec)
         if len(jobs) != 1:
             raise ValueError(f"kernels of the spec: got {len(jobs)}, expected 1")
-        kinds = [kind for kind in jobs[0].signature.values() if kind != "constexpr"]
-        got = ["pointer" if kind.startswith("*") else TRITON_KINDS.get(kind, kind) for kind in kinds]
-        expected = [argument.kind for argument in spec.ARGUMENTS]
+        parameters = {name: kind for name, kind in jobs[0].signature.items() if kind != "constexpr"}
+        got = [(x, "pointer" if kind[0] == "*" else TRITON_KINDS.get(kind, kind)) for x, kind in parameters.items()]
+        expected = [(argument.name, argument.kind) for argument in spec.ARGUMENTS]
         if got != expected:
             raise ValueError(f"parameters of the kernel: got {got}, expected {expected} of the spec")
         binary = toolchain.compile_triton(jobs[0], spec.arch)

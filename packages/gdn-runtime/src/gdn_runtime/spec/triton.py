@@ -1,7 +1,8 @@
 """Specs of the Triton kernels of the block.
 
-``L2NormSpec`` and ``OutputSpec`` are also keys of AMD code objects. ``ARGUMENTS`` are then those of the Triton function
-in its order, and strides count units of 8 elements, as for rows on 16-byte addresses.
+They are also keys of AMD code objects; of ``PrepareSpec``, those of mode "fused", for "split" is two kernels.
+``ARGUMENTS`` are those of the Triton function in its order. Strides of q, k, v, o and of state slots count units of 8
+elements, as for rows on 16-byte addresses.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ AMD_WAVE = 64
 def _mixed(*runs: tuple[ArgumentKind, str]) -> tuple[Argument, ...]:
     """Arguments in runs of one kind, names apart by spaces."""
     return tuple(Argument(name, kind) for kind, names in runs for name in names.split())
+
+
+def _strides(tensors: str) -> tuple[tuple[ArgumentKind, str], ...]:
+    """Strides of batch rows, tokens and heads of each tensor, named by one letter."""
+    return tuple(
+        run
+        for tensor in tensors
+        for run in (("i64", f"stride_{tensor}b"), ("i32", f"stride_{tensor}t"), ("i64", f"stride_{tensor}h"))
+    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,14 @@ class L2NormSpec:
 class PrepareSpec:
     """K1..K4 for one model shape: k [.., Hg, 128], v [.., H, 128] of ``dtype``; beta of ``beta_dtype``."""
 
+    language: ClassVar[Language] = "triton"
+    kernel: ClassVar[str] = "prepare"
+    ARGUMENTS: ClassVar[tuple[Argument, ...]] = _mixed(
+        ("pointer", "k v g beta w u g_cumsum cu_seqlens sequence_ids chunk_ids"),
+        ("i32", "seq_len seq_chunks"),
+        *_strides("kvgb"),
+    )
+
     arch: str
     dtype: Dtype
     beta_dtype: Dtype
@@ -107,10 +125,32 @@ class PrepareSpec:
         check_member("prepare mode", self.config.mode, PREPARE_MODES)
         _check_warps(self.config.num_warps)
 
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Work-items of a workgroup on AMD."""
+        return self.config.num_warps * AMD_WAVE, 1, 1
+
+    def grid(self, total_chunks: int) -> tuple[int, int, int]:
+        """Workgroups: x over chunks and value heads, the heads innermost."""
+        return total_chunks * self.num_heads, 1, 1
+
 
 @dataclass(frozen=True)
 class StateScanSpec:
     """K5 for one model shape, with every switch that changes its code."""
+
+    language: ClassVar[Language] = "triton"
+    kernel: ClassVar[str] = "state_scan"
+    ARGUMENTS: ClassVar[tuple[Argument, ...]] = _mixed(
+        (
+            "pointer",
+            "k w u g gk h v_new initial_state final_state state_indices has_initial_state cu_seqlens chunk_offsets",
+        ),
+        ("i32", "T"),
+        ("i64", "num_slots"),
+        *_strides("k"),
+        ("i64", "stride_in stride_out"),
+    )
 
     arch: str
     dtype: Dtype
@@ -139,6 +179,15 @@ class StateScanSpec:
         check_member("block_v", self.config.block_v, BLOCK_V)
         _check_warps(self.config.num_warps)
 
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Work-items of a workgroup on AMD."""
+        return self.config.num_warps * AMD_WAVE, 1, 1
+
+    def grid(self, num_seqs: int) -> tuple[int, int, int]:
+        """Workgroups: x over sequences, value heads and tiles of V, the tiles innermost."""
+        return HEAD_DIM // self.config.block_v * num_seqs * self.num_heads, 1, 1
+
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -150,11 +199,7 @@ class OutputSpec:
         ("pointer", "q k v_new h g o cu_seqlens sequence_ids chunk_ids"),
         ("f32", "scale"),
         ("i32", "T"),
-        *(
-            run
-            for tensor in "qko"
-            for run in (("i64", f"stride_{tensor}b"), ("i32", f"stride_{tensor}t"), ("i64", f"stride_{tensor}h"))
-        ),
+        *_strides("qko"),
     )
 
     arch: str

@@ -30,6 +30,14 @@ def test_compiler_and_its_options(monkeypatch):
     assert build_core.compiler() == ["cc", "-pipe"]
 
 
+def test_zig_does_not_compile_for_this_cpu_alone(monkeypatch):
+    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc")
+    *_, cpu = build_core.command_line()
+    assert cpu in {"-mcpu=x86_64_v3", "-mcpu=baseline"}
+    monkeypatch.setenv("CC", "cc")
+    assert build_core.command_line() == ["cc", *build_core.FLAGS]
+
+
 def test_a_source_that_does_not_compile_shows_the_messages(tmp_path):
     (tmp_path / "broken.c").write_text("int f(void) { return nothing; }\n")
     with pytest.raises(RuntimeError, match=r"broken\.c.*nothing"):

@@ -16,6 +16,9 @@ def words_at(data: U8, offsets: npt.NDArray[np.int64]) -> U32:
     return data[offsets[..., None] + np.arange(4)].view(np.uint32)[..., 0]
 
 
+RNG = np.random.default_rng(31)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dwords", [1, 2, 3, 4])
 def test_wide_reads(arch: str, dwords: int) -> None:
@@ -248,6 +251,21 @@ def test_float_atomics(arch: str, bits: int, op: str) -> None:
     bits_type = np.uint32 if bits == 32 else np.uint64
     np.testing.assert_array_equal(got.lds.view(bits_type), want.view(bits_type))
     np.testing.assert_array_equal(np.stack([got.vgpr(20 + r) for r in range(n)], 1).copy().view(dtype)[:, 0], memory)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("form", ["add_f64", "min_f32", "max_f32", "min_f64", "max_f64", "cmpst_f32", "cmpst_f64"])
+def test_float_atomics_without_return(arch: str, form: str) -> None:
+    """LDS is as after the form that returns."""
+    name, kind = form.split("_")
+    n = int(kind[1:]) // 32
+    vgpr = {1: 4 * n * LANES, **{r: RNG.standard_normal(64).astype(np.float32) for r in range(4, 8)}}
+    memory = RNG.standard_normal(64).astype(np.float32 if n == 1 else np.float64)
+    data = registers(n, 4) + (f", {registers(n, 4 + n)}" if name == "cmpst" else "")
+    plain = run(arch, f"ds_{form} v1, {data}", vgpr=vgpr, lds=memory)
+    returning = run(arch, f"ds_{name}_rtn_{kind} {registers(n, 20)}, v1, {data}", vgpr=vgpr, lds=memory)
+    np.testing.assert_array_equal(plain.lds, returning.lds)
+    assert name == "cmpst" or (plain.lds != memory.view(np.uint8)).any()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -485,3 +485,17 @@ def test_relative_moves():
     state = run_instruction("gfx942", assemble(text, "gfx942"), sgpr={6: 60, 7: 70, 10: 100, 11: 110}, m0=2)
     assert (state.sgpr(2), state.sgpr(4), state.sgpr(5)) == (100, 100, 110)
     assert (state.sgpr(22), state.sgpr(32), state.sgpr(33)) == (60, 60, 70)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("s_sleep 1", "s_setprio 2", "s_wakeup", "s_icache_inv", "s_incperflevel 1", "s_decperflevel 1"),
+        *("s_ttracedata", "s_dcache_inv_vol", "s_dcache_wb_vol", "v_nop", "s_nop 3"),
+    ],
+)
+def test_what_does_nothing_that_a_program_could_see(text):
+    state = run_instruction("gfx942", assemble(text, "gfx942"), sgpr={2: 5}, vgpr={0: 7}, vcc=3, scc=1)
+    assert not state.findings
+    assert (state.pc, state.status, state.sgpr(2), state.vcc, state.scc) == (1, 0, 5, 3, 1)
+    assert (state.vgpr(0) == 7).all()

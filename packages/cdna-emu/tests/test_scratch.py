@@ -66,6 +66,51 @@ def test_bytes_and_halves() -> None:
     np.testing.assert_array_equal(result(body, waves=1), expected)
 
 
+LOADS = ("ubyte", "sbyte", "ushort", "sshort", "ubyte_d16", "ubyte_d16_hi", "sbyte_d16", "sbyte_d16_hi")
+LOADS += ("short_d16", "short_d16_hi")
+
+
+@pytest.mark.parametrize("op", LOADS)
+def test_loads_do_as_global_loads(op: str) -> None:
+    """The same bytes from scratch and from memory."""
+    body = f"""
+  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_mul_u32_u24_e32 v1, 0x9e3779, v0
+  v_lshlrev_b32_e32 v60, 2, v0
+  v_mov_b32_e32 v2, 0x5a5a5a5a
+  v_mov_b32_e32 v3, 0x5a5a5a5a
+  s_waitcnt lgkmcnt(0)
+  scratch_store_dword off, v1, off offset:8
+  global_store_dword v60, v1, s[4:5] offset:1024
+  s_waitcnt vmcnt(0)
+  scratch_load_{op} v2, off, off offset:10
+  global_load_{op} v3, v60, s[4:5] offset:1026
+  s_waitcnt vmcnt(0)
+  v_xor_b32_e32 v10, v2, v3
+"""
+    assert not result(body, waves=1).any()
+
+
+def test_stores_do_as_global_stores() -> None:
+    ops = (("byte_d16_hi", "v1", 0), ("short", "v1", 4), ("dwordx3", "v[4:6]", 8))
+    body = "  s_load_dwordx2 s[4:5], s[0:1], 0x0\n  v_lshlrev_b32_e32 v60, 5, v0\n  s_waitcnt lgkmcnt(0)\n"
+    body += "".join(f"  v_mul_u32_u24_e32 v{n}, 0x9e3{n}79, v0\n" for n in (1, 4, 5, 6))
+    body += "  v_mov_b32_e32 v9, 0\n  v_mov_b32_e32 v10, 0\n"
+    for n in range(0, 20, 4):
+        body += f"  scratch_store_dword off, v9, off offset:{n}\n"
+        body += f"  global_store_dword v60, v9, s[4:5] offset:{n + 1024}\n"
+    for op, data, offset in ops:
+        body += f"  scratch_store_{op} off, {data}, off offset:{offset}\n"
+        body += f"  global_store_{op} v60, {data}, s[4:5] offset:{offset + 1024}\n"
+    body += "  s_waitcnt vmcnt(0)\n  scratch_load_dwordx3 v[20:22], off, off offset:8\n"
+    body += "  global_load_dwordx3 v[24:26], v60, s[4:5] offset:1032\n"
+    body += "  scratch_load_dwordx2 v[28:29], off, off\n  global_load_dwordx2 v[30:31], v60, s[4:5] offset:1024\n"
+    body += "  s_waitcnt vmcnt(0)\n"
+    for a, b in ((20, 24), (21, 25), (22, 26), (28, 30), (29, 31)):
+        body += f"  v_xor_b32_e32 v9, v{a}, v{b}\n  v_or_b32_e32 v10, v9, v10\n"
+    assert not result(body, waves=1).any()
+
+
 def test_flat_reaches_scratch_and_lds_through_their_apertures() -> None:
     """Even lanes point into scratch, odd ones into LDS."""
     body = """

@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from asm import assemble
-from twin import exact, formats
+from twin import exact, formats, rare
 from twin import valu as twin
 
 from cdna_emu.native import run_instruction
 
-CASES = [(arch, name) for name, op in twin.OPS.items() for arch in op.archs]
+OPS = twin.OPS | rare.OPS
+CASES = [(arch, name) for name, op in OPS.items() for arch in op.archs]
 MODE = 0x3F0  # round to nearest, keep denormals, IEEE
 SPECIAL = {
     "u": [
@@ -109,7 +110,7 @@ def canonical(value: int, letter: str) -> int:
 
 @pytest.mark.parametrize(("arch", "name"), CASES)
 def test_vector_instruction(arch: str, name: str) -> None:
-    op = twin.OPS[name]
+    op = OPS[name]
     wide = [letter in "qdP" for letter in op.sources]
     registers = [f"v[{2 * n}:{2 * n + 1}]" if pair else f"v{2 * n}" for n, pair in enumerate(wide)]
     target = {"m": "vcc", "q": "v[10:11]", "d": "v[10:11]", "P": "v[10:11]"}.get(op.result, "v10")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gdn_runtime.spec import AMD_ARCHS, OptStateScanSpec
 from gdn_testing import assert_bitwise_equal, poisoned
-from gdn_testing.scans import ScanProblem, assert_as_expected, emulate_scan, opt_spec, scan_problem
+from gdn_testing.scans import ScanProblem, assert_as_expected, emulate_scan, opt_spec, reserved, scan_problem
 
 LENGTHS = [70, 0, 128, 65]
 SLOTS = 7
@@ -118,3 +118,16 @@ def test_slots_may_lie_apart(arch: str) -> None:
     result = emulate_scan(spec, problem, pool=pool, **states)
     assert_as_expected(spec, problem, result, pool=before, **states)
     assert cache[:, 2:].isnan().all()
+
+
+@each_arch
+def test_slots_past_32_bits(arch: str) -> None:
+    """A pool of 5 GB, of which only the pages of four slots are ever touched."""
+    problem, spec = pool_problem(arch)
+    dense = emulate_scan(opt_spec(problem, arch, spec.block_v, snapshot_dtype="bf16"), problem)
+    pool, slots = reserved(40_000, 2, 128, 128, dtype=torch.float32), [39_999, 0, 39_000, 32_768]
+    for slot, state in zip(slots, problem.initial_state, strict=True):
+        pool[slot] = state
+    result = emulate_scan(spec, problem, pool=pool, state_indices=torch.tensor(slots, dtype=torch.int32))
+    assert_bitwise_equal(result.h, dense.h, "h")
+    assert_bitwise_equal(torch.stack([pool[slot] for slot in slots]), dense.final_state, "final states")

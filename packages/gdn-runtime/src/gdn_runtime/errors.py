@@ -78,8 +78,8 @@ class IncompatibleBundleError(BundleError):
 
 
 class CompileError(RuntimeError):
-    """A spec did not compile. ``stderr`` holds what the compiler said; ``crashed``: a process died, so that trying again
-    may help."""
+    """A spec did not compile. ``stderr`` holds what the compiler said; ``crashed``: a process died, trying again may
+    help."""
 
     def __init__(self, spec: str, reason: str, stderr: str = "", *, crashed: bool = False) -> None:
         self.spec, self.reason, self.stderr, self.crashed = spec, reason, stderr, crashed

@@ -45,11 +45,19 @@ def make(spec: KernelSpec, folder: str) -> CodeObject:
         code = _load(spec, identity, place)
         if code is None:
             code = compile_spec(spec)
-            facts = code.facts.to_json()
-            entry = {**identity, "sha256": code.digest, "facts": facts, "facts_sha256": _digest(facts)}
-            _write(place.with_suffix(".hsaco"), code.elf)
-            _write(place.with_suffix(".json"), canonical_json(entry).encode() + b"\n")
+            keep(code, folder)
     return code
+
+
+def keep(code: CodeObject, folder: str) -> None:
+    """Keep ``code``, compiled from the sources of this process, in ``folder`` for ``find``."""
+    identity = _identity(code.spec)
+    place = _place(Path(folder), code.spec, identity)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    facts = code.facts.to_json()
+    entry = {**identity, "sha256": code.digest, "facts": facts, "facts_sha256": _digest(facts)}
+    _write(place.with_suffix(".hsaco"), code.elf)
+    _write(place.with_suffix(".json"), canonical_json(entry).encode() + b"\n")
 
 
 def _identity(spec: KernelSpec) -> dict[str, Any]:

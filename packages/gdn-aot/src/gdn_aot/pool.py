@@ -1,0 +1,207 @@
+"""Compiling many specs: on threads of this process, or on any ``concurrent.futures`` executor.
+
+A job is JSON text and so is its result: nothing but text crosses to a worker, which may be on another host. On a worker
+a compile server, a process, forks for every job, so that what dies is the job. Only jobs of which a process died are
+tried again: an error of the compiler is the same the next time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gdn_runtime
+from gdn_runtime.codeobject.facts import CodeObject, LaunchFacts, canonical_json, spec_from_json, spec_json
+from gdn_runtime.errors import CompileError, CorruptCodeObjectError, UnsupportedError
+from gdn_runtime.kernels import compile as compiler
+from gdn_runtime.kernels import jit, toolchain
+from gdn_runtime.spec import KernelSpec
+
+MAX_WORKERS = 64
+BYTES_PER_WORKER = 2 << 30
+"""Memory that one worker may need: a compile server with its compilers, and one job."""
+RETRIES = 2
+JOB_SECONDS = compiler.TIMEOUT
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one job. ``code`` or ``error`` is set; ``kept``: it was there from an earlier build.
+
+    ``seconds`` are of the last attempt, where it ran.
+    """
+
+    spec: KernelSpec
+    code: CodeObject | None
+    error: str = ""
+    seconds: float = 0.0
+    attempts: int = 0
+    kept: bool = False
+
+
+def default_workers() -> int:
+    """As many as this process has cores, as fit the memory that is available, 64 at most, 1 at least."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, MAX_WORKERS, available_memory() // BYTES_PER_WORKER))
+
+
+def available_memory() -> int:
+    """Bytes that new processes may take, as the kernel estimates (MemAvailable); without an estimate, enough."""
+    try:
+        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError):
+        return MAX_WORKERS * BYTES_PER_WORKER
+
+
+def compile_all(
+    specs: Iterable[KernelSpec],
+    *,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    kept: Path | None = None,
+    timeout: float = JOB_SECONDS,
+    retries: int = RETRIES,
+    done: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Compile ``specs``; outcomes in their order. A job that fails does not stop the others.
+
+    Args:
+        executor: where jobs run, for instance of a cluster; None: ``workers`` threads here (None: ``default_workers``).
+        kept: folder in which what is compiled is kept, and looked for first; entries of other sources or compilers are
+            never found. A damaged entry is compiled anew.
+        timeout: seconds that one job may take before it is killed. retries: for jobs of which a process died.
+        done: called with each outcome as it comes, in this thread.
+    """
+    ordered = list(specs)
+    outcomes: dict[int, Outcome] = {}
+
+    def finish(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
+        done(outcome)
+
+    waiting: list[int] = []
+    for index, spec in enumerate(ordered):
+        found = _kept(spec, kept)
+        if found is None:
+            waiting.append(index)
+        else:
+            finish(index, Outcome(spec, found, kept=True))
+    if waiting and executor is None:
+        with ThreadPoolExecutor(min(workers or default_workers(), len(waiting))) as threads:
+            _run(threads, ordered, waiting, finish, kept, timeout, retries)
+    elif waiting:
+        assert executor is not None
+        _run(executor, ordered, waiting, finish, kept, timeout, retries)
+    return [outcomes[index] for index in range(len(ordered))]
+
+
+def _run(
+    executor: Executor,
+    specs: list[KernelSpec],
+    waiting: list[int],
+    finish: Callable[[int, Outcome], None],
+    kept: Path | None,
+    timeout: float,
+    retries: int,
+) -> None:
+    running: dict[Future[str], tuple[int, int]] = {}
+
+    def submit(index: int, attempt: int) -> None:
+        job = canonical_json({"spec": spec_json(specs[index]), "timeout": timeout, "versions": versions()})
+        running[executor.submit(compile_job, job)] = index, attempt
+
+    try:
+        for index in waiting:
+            submit(index, 1)
+        while running:
+            ready, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                index, attempt = running.pop(future)
+                outcome, crashed = _outcome(specs[index], future, attempt)
+                if crashed and attempt <= retries:
+                    submit(index, attempt + 1)
+                    continue
+                if outcome.code is not None and kept is not None:
+                    jit.keep(outcome.code, str(kept))
+                finish(index, outcome)
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _outcome(spec: KernelSpec, future: Future[str], attempt: int) -> tuple[Outcome, bool]:
+    """The outcome of a finished attempt, and whether a process died."""
+    failure = future.exception()
+    if failure is not None:  # of the executor: a job itself never raises
+        return Outcome(spec, None, f"{type(failure).__name__}: {failure}", attempts=attempt), True
+    answer = json.loads(future.result())
+    if "error" in answer:
+        return Outcome(spec, None, answer["error"], answer["seconds"], attempt), answer["crashed"]
+    try:
+        code = CodeObject(spec, LaunchFacts.from_json(answer["facts"]), base64.b64decode(answer["elf"]))
+    except ValueError as error:
+        return Outcome(spec, None, str(error), answer["seconds"], attempt), False
+    return Outcome(spec, code, "", answer["seconds"], attempt), False
+
+
+def _kept(spec: KernelSpec, folder: Path | None) -> CodeObject | None:
+    if folder is None:
+        return None
+    try:
+        return jit.find(spec, str(folder))
+    except CorruptCodeObjectError:
+        return None  # written over when it is compiled
+
+
+# ------------------------------------------------------------------------------------------------ workers
+
+
+class _Servers(threading.local):
+    """The compile server of a thread."""
+
+    def __init__(self) -> None:
+        self.server = compiler.CompileServer()
+        _all.add(self.server)
+
+
+_all: weakref.WeakSet[compiler.CompileServer] = weakref.WeakSet()
+_servers = _Servers()
+
+
+@atexit.register
+def _close_servers() -> None:
+    for server in list(_all):
+        server.close()
+
+
+def versions() -> dict[str, str]:
+    """What must be equal on every host for a build to give the same bytes."""
+    return {**toolchain.versions(), "gdn-runtime": gdn_runtime.__version__}
+
+
+def compile_job(text: str) -> str:
+    """Compile the job that ``text`` describes; runs on a worker. Never raises: what went wrong is in the result."""
+    job = json.loads(text)
+    start = time.monotonic()
+    try:
+        if versions() != job["versions"]:
+            raise ValueError(f"versions on the worker: got {versions()}, expected {job['versions']}")
+        code = _servers.server.compile(spec_from_json(job["spec"]), job["timeout"])
+        answer: dict[str, Any] = {"elf": base64.b64encode(code.elf).decode(), "facts": code.facts.to_json()}
+    except CompileError as error:
+        answer = {"error": str(error), "crashed": error.crashed}
+    except (UnsupportedError, ValueError) as error:
+        answer = {"error": str(error), "crashed": False}
+    return json.dumps({**answer, "seconds": round(time.monotonic() - start, 3)})

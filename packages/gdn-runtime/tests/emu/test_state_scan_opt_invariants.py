@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gdn_runtime.spec import AMD_ARCHS, SCAN_BLOCK_V
 from gdn_testing import assert_bitwise_equal, assert_close_rel
-from gdn_testing.scans import ORDERS, ScanProblem, ScanResult, emulate_scan, opt_spec, scan_problem, vk_spec
+from gdn_testing.scans import ORDERS, ScanProblem, ScanResult, emulate_scan, opt_spec, scan_code, scan_problem, vk_spec
 
 LENGTHS = [130, 0, 65]
 
@@ -159,3 +159,15 @@ def test_units_of_the_gate_are_equal_up_to_rounding(arch: str) -> None:
     assert_close_rel(left.final_state, right.final_state, 1e-3, "final_state")
     wrong = emulate_scan(opt_spec(natural, arch, 32, use_exp2=True), natural)
     assert (wrong.final_state - right.final_state).norm() > 0.1 * right.final_state.norm()
+
+
+@each_arch
+def test_the_scheduling_barrier_is_code_of_gfx942_alone(arch: str) -> None:
+    """It moves instructions there, and no number anywhere."""
+    problem = scan_problem(LENGTHS)
+    specs = [opt_spec(problem, arch, 32, sched_barrier=switch) for switch in (False, True)]
+    without, with_it = (scan_code(spec).elf for spec in specs)
+    assert (without == with_it) == (arch == "gfx950")
+    left, right = (emulate_scan(spec, problem) for spec in specs)
+    assert_bitwise_equal(left.h, right.h, "h")
+    assert_same(left, right, slice(problem.inputs.num_tokens))

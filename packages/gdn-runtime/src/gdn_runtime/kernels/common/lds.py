@@ -9,8 +9,8 @@ from flydsl.expr.typing import Vector as Vec
 ALIGNMENT = 16
 """Bytes; what lets an access of four words be one instruction."""
 
-MFMA, VMEM_LOAD, VMEM_STORE, LDS_READ, LDS_WRITE = 0x008, 0x020, 0x040, 0x100, 0x200
-"""Classes of instructions of ``sched_group``."""
+ALU, MFMA, VMEM_LOAD, VMEM_STORE, LDS_READ, LDS_WRITE = 0x006, 0x008, 0x020, 0x040, 0x100, 0x200
+"""Classes of instructions of ``sched_fence`` and ``sched_group``; ALU: VALU and scalar."""
 
 
 class Region:

@@ -51,6 +51,8 @@ class Scan:
     def __init__(self, spec: OptStateScanSpec, args: Arguments):
         self.spec = spec
         self.wide = spec.arch == "gfx950"
+        # gfx950 always keeps the steps of the first product apart; gfx942 if the spec says so.
+        self.between_steps = 0 if self.wide or spec.sched_barrier else lds.ALU
         self.tiles = spec.block_v // lanes.TILE
         wave, lane = lanes.wave_and_lane()
         group, column = lane // fx.Int32(16), lane % fx.Int32(16)
@@ -164,7 +166,7 @@ class Scan:
                 panels.append(self.panels(p + ahead))
             keys.append([self.exact(tile) for tile in raw[p]])
             delta = [lanes.mfma_k32(data["w"][p], panels[p][i], delta[i], wide=self.wide) for i in tiles]
-            lds.sched_fence()
+            lds.sched_fence(self.between_steps)
             if more:
                 if p < 3:
                     following["k"].append(traffic.fetch_k(half, p + 1))

@@ -40,9 +40,10 @@ from gdn_testing import (
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-TOL = 8e-3
-"""Relative L2 error against fp64. K5 truncates its operands to bf16, which errs twice as much as rounding and in one
-direction. Measured: 0.0037 to 0.0053."""
+TOL = 1e-2
+"""Relative L2 error against fp64. K5 cuts its operands and bf16 states to the high 16 bits, which errs twice as much as
+rounding, and always toward zero. Measured: o 0.0035 to 0.0053; states in fp32 0.004, in bf16 0.0063 after one call and
+0.0074 after two."""
 
 LENS = [70, 0, 1, 129, 64]
 SPARE = 3
@@ -230,7 +231,7 @@ def test_as_the_triton_code_objects(arch: str, variant: Any) -> None:
     for name, got, want in (("o", ours.o[:, :n], triton_o[:, :n]), ("final_state", ours.final_state, triton_final)):
         assert_finite(got, name)
         assert max_rel(got, want) <= step, name
-        assert_close_rel(got, want, step / 4, name)
+        assert_close_rel(got, want, step / 2, name)  # measured: 0.0019
 
 
 def triton_kernels_on_the_emulator() -> Any:

@@ -45,9 +45,9 @@ def locate(spec: FusedPrepareSpec, a) -> Place:
     """The chunk of this workgroup. Grid x: chunk; dense: grid z: batch row."""
     chunk = fx.Int32(fx.block_idx.x)
     if spec.is_varlen:
-        sequence = scalar_load(a.sequence_ids, fx.Int64(chunk) * fx.Int64(4))
-        start = scalar_load(a.chunk_ids, fx.Int64(chunk) * fx.Int64(4)) * fx.Int32(CHUNK)
-        offsets = a.cu_seqlens + fx.Int64(sequence) * fx.Int64(4)
+        sequence = scalar_load(a.sequence_ids, offset64(chunk, 4))
+        start = scalar_load(a.chunk_ids, offset64(chunk, 4)) * fx.Int32(CHUNK)
+        offsets = a.cu_seqlens + offset64(sequence, 4)
         token = scalar_load(offsets) + start
         left = scalar_load(offsets, 4) - token
         return Place(None, token, fx.min(left, fx.Int32(CHUNK)))
@@ -108,17 +108,30 @@ class Outputs:
 
 
 def load_gate(place: Place, address, stride_t, token):
-    """Gate of token ``token`` of the chunk (natural logarithm, floored, NaN kept); 0 past the sequence's end."""
-    gate = Buffer(address, UNBOUNDED).load(_masked(place, stride_t, token)).bitcast(fx.Float32)
-    return (gate < fx.Float32(GATE_MIN)).select(fx.Float32(GATE_MIN), gate)
+    """Gate of token ``token`` of the chunk as it is in memory; 0 past the sequence's end."""
+    return Buffer(address, UNBOUNDED).load(_masked(place, stride_t, token))
 
 
 def load_gain(spec: FusedPrepareSpec, place: Place, address, stride_t, token):
-    """beta of token ``token`` of the chunk in fp32; 0 past the sequence's end."""
+    """beta of token ``token`` of the chunk as it is in memory; 0 past the sequence's end."""
     buffer, offset = Buffer(address, UNBOUNDED), _masked(place, stride_t, token)
+    return buffer.load(offset) if spec.beta_dtype == "fp32" else buffer.load_half(offset)
+
+
+def floored(word):
+    """A loaded gate in fp32, natural logarithm, not below GATE_MIN; NaN is kept.
+
+    Apart from the load, as is ``widened``: what uses a load among other loads makes those wait.
+    """
+    gate = word.bitcast(fx.Float32)
+    return (gate < fx.Float32(GATE_MIN)).select(fx.Float32(GATE_MIN), gate)
+
+
+def widened(spec: FusedPrepareSpec, word):
+    """A loaded beta in fp32."""
     if spec.beta_dtype == "fp32":
-        return buffer.load(offset).bitcast(fx.Float32)
-    return (bf16_to_fp32 if spec.beta_dtype == "bf16" else fp16_to_fp32)(buffer.load_half(offset))
+        return word.bitcast(fx.Float32)
+    return (bf16_to_fp32 if spec.beta_dtype == "bf16" else fp16_to_fp32)(word)
 
 
 def _masked(place: Place, stride_t, token):

@@ -23,6 +23,7 @@ from .prepare_chunk import (
     Outputs,
     Rows,
     cumulate,
+    floored,
     head_major_row,
     in_log2,
     key_head,
@@ -30,6 +31,7 @@ from .prepare_chunk import (
     load_gate,
     locate,
     root,
+    widened,
 )
 from .prepare_inverse import column, column_factor, diagonal_m, invert_diagonal, masks, pack
 from .prepare_rows import Columns, key_product, left_operands, load_by_token, multiply, store_rows, t_operands
@@ -82,6 +84,7 @@ def prepare_chunk(spec: FusedPrepareSpec, a, head, wave, lane, regions) -> None:
     gain_root = root(place, a.beta, head, a.beta_stride_b, a.beta_stride_t, a.beta_stride_h)
     gate = load_gate(place, gate_root, a.g_stride_t, lane)
     gain = load_gain(spec, place, gain_root, a.beta_stride_t, lane)
+    lds.sched_fence()  # these first: loads return in order
     key_root = root(place, a.k, key_head(spec, head), a.k_stride_b, a.k_stride_t, a.k_stride_h)
     keys = Rows(place, key_root, a.k_stride_t, by_block=False)
     by_token = [load_by_token(keys, (wave + fx.Int32(next_)) & fx.Int32(3), lane) for next_ in range(3)]
@@ -92,9 +95,9 @@ def prepare_chunk(spec: FusedPrepareSpec, a, head, wave, lane, regions) -> None:
     out = Outputs(place, for_u.select(a.u, a.w), row)
     lds.sched_fence()
 
-    gate, in_block = cumulate(gate)
+    gate, in_block = cumulate(floored(gate))
     gate2 = in_log2(gate)
-    gates = Gates(gate2, in_log2(in_block), gain, lane, spread_region.at(wave * fx.Int32(SPREAD_BYTES)))
+    gates = Gates(gate2, in_log2(in_block), widened(spec, gain), lane, spread_region.at(wave * fx.Int32(SPREAD_BYTES)))
     mask = masks(lane)
     tiles_place, t_place = tiles_region.at(lane * fx.Int32(8)), t_region.at(lane * fx.Int32(8))
     pairs_place = t_region.at(lane * fx.Int32(16))

@@ -22,7 +22,10 @@ SLICES = 4
 
 def load_by_token(rows: Rows, block, lane):
     """k of a block by token: 4 operands of 4 words, 32 columns each (in one order for all blocks)."""
-    offset = (lane % fx.Int32(TILE)) * rows.stride + (lane // fx.Int32(TILE)) * fx.Int32(16)
+    # In units of 16 bytes and 24 bits: from the plain form the compiler makes v_mad_u64_u32, whose addend has a high
+    # half that nobody set. If a load is to land in that register, all loads after it wait for a memory latency.
+    units = (rows.stride >> fx.Int32(4)) & fx.Int32(0xFFFFFF)
+    offset = ((lane % fx.Int32(TILE)) * units + lane // fx.Int32(TILE)) << fx.Int32(4)
     return [rows.load(block, [offset], 64 * part, 4)[0] for part in range(SLICES)]
 
 

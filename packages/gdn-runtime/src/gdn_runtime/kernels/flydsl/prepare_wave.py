@@ -14,6 +14,7 @@ from .prepare_chunk import (
     Outputs,
     Rows,
     cumulate,
+    floored,
     head_major_row,
     in_log2,
     key_head,
@@ -21,6 +22,7 @@ from .prepare_chunk import (
     load_gate,
     locate,
     root,
+    widened,
 )
 from .prepare_inverse import column_factor, diagonal_m, invert_diagonal, masks, merge, pack
 from .prepare_rows import HALVES, Columns, key_product, load_by_token, multiply, store_rows, t_operands
@@ -37,12 +39,13 @@ def prepare_head(spec: FusedPrepareSpec, a, head, wave, lane, region) -> None:
     """
     wide = spec.arch == "gfx950"
     place = locate(spec, a)
-    key_root = root(place, a.k, key_head(spec, head), a.k_stride_b, a.k_stride_t, a.k_stride_h)
-    keys = Rows(place, key_root, a.k_stride_t, by_block=True)
     gate_root = root(place, a.g, head, a.g_stride_b, a.g_stride_t, a.g_stride_h)
     gain_root = root(place, a.beta, head, a.beta_stride_b, a.beta_stride_t, a.beta_stride_h)
     gate = load_gate(place, gate_root, a.g_stride_t, lane)
     gain = load_gain(spec, place, gain_root, a.beta_stride_t, lane)
+    lds.sched_fence()  # these first: loads return in order
+    key_root = root(place, a.k, key_head(spec, head), a.k_stride_b, a.k_stride_t, a.k_stride_h)
+    keys = Rows(place, key_root, a.k_stride_t, by_block=True)
     by_token = [load_by_token(keys, block, lane) for block in range(BLOCKS)]
     value_root = root(place, a.v, head, a.v_stride_b, a.v_stride_t, a.v_stride_h)
     values = Rows(place, value_root, a.v_stride_t, by_block=True)
@@ -50,11 +53,11 @@ def prepare_head(spec: FusedPrepareSpec, a, head, wave, lane, region) -> None:
     u, w = Outputs(place, a.u, row), Outputs(place, a.w, row)
     lds.sched_fence()
 
-    gate, in_block = cumulate(gate)
+    gate, in_block = cumulate(floored(gate))
     gate2 = in_log2(gate)
     sums = Buffer(a.g_cumsum + row * fx.Int64(4), place.left * fx.Int32(4))
     sums.store(gate2 if spec.use_exp2 else gate, lane * fx.Int32(4))
-    gates = Gates(gate2, in_log2(in_block), gain, lane, region.at(wave * fx.Int32(SPREAD_BYTES)))
+    gates = Gates(gate2, in_log2(in_block), widened(spec, gain), lane, region.at(wave * fx.Int32(SPREAD_BYTES)))
     mask = masks(lane)
 
     m = [diagonal_m(key_product(keys_i, keys_i, wide), gates, i) for i, keys_i in enumerate(by_token)]

@@ -39,23 +39,28 @@ def write_bundle(out: Path, arch: str, codes: Sequence[CodeObject], tables: Iter
     """Write the bundle ``out/arch`` of ``codes``, compiled for the shapes of ``tables`` (files and folders), in place
     of the one that is there. Builders of one folder come one after the other; the last one's bundle stays."""
     assert all(code.facts.arch == arch for code in codes)
+    files = {payload_name(code): code.elf for code in codes}
+    assert len(files) == len(codes), "two artifacts with one file name"
+    files[MANIFEST] = manifest(arch, codes, tables)
     work = out / WORK
     work.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(work)
-    stage = Path(tempfile.mkdtemp(dir=work, prefix=f"new-{arch}-"))
-    with _locked(stage):  # whoever can lock it may remove it
+    with _locked(work):
+        remove_leftovers(work)
+        stage = Path(tempfile.mkdtemp(dir=work, prefix=f"new-{arch}-"))
+        mine = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(mine, fcntl.LOCK_EX)  # before the lock of ``work`` is given back: who can lock it may remove it
+    try:
         folder = stage / arch
         folder.mkdir()
-        files = {payload_name(code): code.elf for code in codes}
-        assert len(files) == len(codes), "two artifacts with one file name"
-        files[MANIFEST] = manifest(arch, codes, tables)
         for name, content in files.items():
             _write(folder / name, content)
         _sync(folder)
         with _locked(work):
             _swap(folder, out / arch)
             _sync(out)
-    shutil.rmtree(stage)
+        shutil.rmtree(stage)
+    finally:
+        os.close(mine)
     return out / arch
 
 

@@ -2,20 +2,21 @@
 
 A job is JSON text and so is its result: nothing but text crosses to a worker, which may be on another host. On a worker
 a compile server, a process, forks for every job, so that what dies is the job. Only jobs of which a process died are
-tried again: an error of the compiler is the same the next time.
+tried again: an error of the compiler is the same the next time. A worker whose compilers or kernel sources are not those
+of this process fails its jobs, so a build has the same bytes wherever it ran.
 """
 
 from __future__ import annotations
 
 import atexit
 import base64
+import importlib
 import json
 import os
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gdn_runtime.codeobject.facts import CodeObject, LaunchFacts, canonical_json
 from gdn_runtime.errors import CompileError, CorruptCodeObjectError, UnsupportedError
 from gdn_runtime.kernels import compile as compiler
 from gdn_runtime.kernels import jit, toolchain
+from gdn_runtime.kernels.compile import FlyDslEntry
 from gdn_runtime.spec import KernelSpec
 
 MAX_WORKERS = 64
@@ -33,13 +35,15 @@ BYTES_PER_WORKER = 2 << 30
 RETRIES = 2
 JOB_SECONDS = compiler.TIMEOUT
 MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+"""Control group of this process, as a container sees it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of one job. ``code`` or ``error`` is set; ``kept``: it was there from an earlier build.
 
-    ``seconds`` are of the last attempt, where it ran.
+    ``seconds`` are of the last attempt, where it ran. ``entry`` is for FlyDSL's cache, where that was asked for.
     """
 
     spec: KernelSpec
@@ -48,6 +52,7 @@ class Outcome:
     seconds: float = 0.0
     attempts: int = 0
     kept: bool = False
+    entry: FlyDslEntry | None = None
 
 
 def default_workers() -> int:
@@ -57,12 +62,20 @@ def default_workers() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that new processes may take, as the kernel estimates (MemAvailable); without an estimate, enough."""
+    """Bytes that new processes may take: what the kernel estimates (MemAvailable), and no more than the control group
+    leaves; without either, enough."""
+    free = [MAX_WORKERS * BYTES_PER_WORKER]
     try:
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        return int(fields["MemAvailable"].split()[0]) << 10
+        free.append(int(fields["MemAvailable"].split()[0]) << 10)
     except (OSError, KeyError):
-        return MAX_WORKERS * BYTES_PER_WORKER
+        pass
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        free.append(int(limit) - int(used))
+    except (OSError, ValueError):  # no such group, or "max"
+        pass
+    return min(free)
 
 
 def compile_all(
@@ -73,6 +86,7 @@ def compile_all(
     kept: Path | None = None,
     timeout: float = JOB_SECONDS,
     retries: int = RETRIES,
+    flydsl_entries: bool = False,
     done: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
     """Compile ``specs``; outcomes in their order. A job that fails does not stop the others.
@@ -82,10 +96,12 @@ def compile_all(
         kept: folder in which what is compiled is kept, and looked for first; entries of other sources or compilers are
             never found. A damaged entry is compiled anew.
         timeout: seconds that one job may take before it is killed. retries: for jobs of which a process died.
+        flydsl_entries: give FlyDSL's specs an ``entry``; they are compiled even if ``kept`` has them.
         done: called with each outcome as it comes, in this thread.
     """
     ordered = list(specs)
     outcomes: dict[int, Outcome] = {}
+    options = {"timeout": timeout, "flydsl_entries": flydsl_entries}
 
     def finish(index: int, outcome: Outcome) -> None:
         outcomes[index] = outcome
@@ -93,17 +109,17 @@ def compile_all(
 
     waiting: list[int] = []
     for index, spec in enumerate(ordered):
-        found = _kept(spec, kept)
+        found = None if flydsl_entries and spec.language == "flydsl" else _kept(spec, kept)
         if found is None:
             waiting.append(index)
         else:
             finish(index, Outcome(spec, found, kept=True))
     if waiting and executor is None:
         with ThreadPoolExecutor(min(workers or default_workers(), len(waiting))) as threads:
-            _run(threads, ordered, waiting, finish, kept, timeout, retries)
+            _run(threads, ordered, waiting, finish, kept, retries, options)
     elif waiting:
         assert executor is not None
-        _run(executor, ordered, waiting, finish, kept, timeout, retries)
+        _run(executor, ordered, waiting, finish, kept, retries, options)
     return [outcomes[index] for index in range(len(ordered))]
 
 
@@ -113,14 +129,20 @@ def _run(
     waiting: list[int],
     finish: Callable[[int, Outcome], None],
     kept: Path | None,
-    timeout: float,
     retries: int,
+    options: Mapping[str, Any],
 ) -> None:
     running: dict[Future[str], tuple[int, int]] = {}
 
     def submit(index: int, attempt: int) -> None:
-        job = canonical_json({"spec": spec_json(specs[index]), "timeout": timeout, "versions": versions()})
-        running[executor.submit(compile_job, job)] = index, attempt
+        spec = specs[index]
+        job = {"spec": spec_json(spec), "versions": versions(), "sources": jit.source_digest(spec), **options}
+        try:
+            future = executor.submit(compile_job, canonical_json(job))
+        except RuntimeError as error:  # BrokenExecutor, or it was shut down
+            future = Future()
+            future.set_exception(error)
+        running[future] = index, attempt
 
     try:
         for index in waiting:
@@ -143,17 +165,19 @@ def _run(
 
 def _outcome(spec: KernelSpec, future: Future[str], attempt: int) -> tuple[Outcome, bool]:
     """The outcome of a finished attempt, and whether a process died."""
-    failure = future.exception()
-    if failure is not None:  # of the executor: a job itself never raises
+    # A job itself never raises: this is the executor, whose worker died or which was shut down.
+    failure: BaseException | None = CancelledError() if future.cancelled() else future.exception()
+    if failure is not None:
         return Outcome(spec, None, f"{type(failure).__name__}: {failure}", attempts=attempt), True
     answer = json.loads(future.result())
     if "error" in answer:
         return Outcome(spec, None, answer["error"], answer["seconds"], attempt), answer["crashed"]
     try:
         code = CodeObject(spec, LaunchFacts.from_json(answer["facts"]), base64.b64decode(answer["elf"]))
+        entry = FlyDslEntry.from_json(answer["entry"]) if "entry" in answer else None
     except ValueError as error:
         return Outcome(spec, None, str(error), answer["seconds"], attempt), False
-    return Outcome(spec, code, "", answer["seconds"], attempt), False
+    return Outcome(spec, code, "", answer["seconds"], attempt, entry=entry), False
 
 
 def _kept(spec: KernelSpec, folder: Path | None) -> CodeObject | None:
@@ -168,22 +192,27 @@ def _kept(spec: KernelSpec, folder: Path | None) -> CodeObject | None:
 # ------------------------------------------------------------------------------------------------ workers
 
 
-class _Servers(threading.local):
-    """The compile server of a thread."""
-
-    def __init__(self) -> None:
-        self.server = compiler.CompileServer()
-        _all.add(self.server)
-
-
-_all: weakref.WeakSet[compiler.CompileServer] = weakref.WeakSet()
-_servers = _Servers()
+_idle: list[compiler.CompileServer] = []
+"""Compile servers of this process that no thread uses; they live as long as the process."""
 
 
 @atexit.register
-def _close_servers() -> None:
-    for server in list(_all):
-        server.close()
+def close_servers() -> None:
+    """End the idle compile servers; the next job starts another."""
+    while _idle:
+        _idle.pop().close()
+
+
+@contextmanager
+def _server() -> Iterator[compiler.CompileServer]:
+    try:
+        server = _idle.pop()
+    except IndexError:
+        server = compiler.CompileServer()
+    try:
+        yield server
+    finally:
+        _idle.append(server)
 
 
 def versions() -> dict[str, str]:
@@ -196,12 +225,28 @@ def compile_job(text: str) -> str:
     job = json.loads(text)
     start = time.monotonic()
     try:
-        if versions() != job["versions"]:
-            raise ValueError(f"versions on the worker: got {versions()}, expected {job['versions']}")
-        code = _servers.server.compile(spec_from_json(job["spec"]), job["timeout"])
+        importlib.import_module(
+            job["spec"]["spec"].partition(":")[0]
+        )  # the package of the spec: a product's, or a test's
+        spec = spec_from_json(job["spec"])
+        _require("versions", versions(), job["versions"])
+        _require("sources of the kernels", jit.source_digest(spec), job["sources"])
+        with _server() as server:
+            if job["flydsl_entries"] and spec.language == "flydsl":
+                code, entry = server.compile_with_entry(spec, job["timeout"])
+            else:
+                code, entry = server.compile(spec, job["timeout"]), None
+        _require("sources of the kernels", jit.source_digest(spec), job["sources"])  # they may have been edited
         answer: dict[str, Any] = {"elf": base64.b64encode(code.elf).decode(), "facts": code.facts.to_json()}
+        if entry is not None:
+            answer["entry"] = entry.to_json()
     except CompileError as error:
         answer = {"error": str(error), "crashed": error.crashed}
-    except (UnsupportedError, ValueError) as error:
+    except (UnsupportedError, ValueError, ImportError) as error:
         answer = {"error": str(error), "crashed": False}
     return json.dumps({**answer, "seconds": round(time.monotonic() - start, 3)})
+
+
+def _require(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise ValueError(f"{what} on the worker: got {got}, expected {expected}")

@@ -158,6 +158,7 @@ THIRD_PARTY: tuple[str, ...] = (
     "TRITON_INTERPRET",
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
+    "ROCM_PATH",
     "ROCR_VISIBLE_DEVICES",
 )
 """Variables of other programs that change what runs here; ``third_party()`` reads them, nothing here writes them."""

@@ -30,15 +30,15 @@ from . import note, toolchain
 
 ERROR_LINE = re.compile(r"^(?:\S+:\d+(?::\d+)?: )?error:", re.MULTILINE)
 PR_SET_PDEATHSIG = 1
+ROCM = "/opt/rocm"
+"""Where FlyDSL looks for ROCm if ROCM_PATH does not say."""
 TRITON_KINDS: dict[str, ArgumentKind] = {"i32": "i32", "i64": "i64", "fp32": "f32"}
 
 
 def build(spec: KernelSpec) -> tuple[bytes, LaunchFacts]:
-    """Compile ``spec`` in this process. Kernels are found by name: module ``kernels.<language>.<kernel>`` of the
-    package of the spec, which has ``build(spec)`` (FlyDSL) or ``compile_jobs(spec)`` (Triton)."""
+    """Compile ``spec`` in this process."""
     env.set_in_process(toolchain.target(spec.arch))
-    package = type(spec).__module__.partition(".")[0]
-    module = importlib.import_module(f"{package}.kernels.{spec.language}.{spec.kernel}")
+    module = kernel_module(spec)
     if spec.language == "flydsl":
         elf, dynamic_lds = toolchain.compile_flydsl(*module.build(spec))
     else:
@@ -55,6 +55,13 @@ def build(spec: KernelSpec) -> tuple[bytes, LaunchFacts]:
         # Triton declares LDS that its launcher gives; what is static already is in the note.
         dynamic_lds = binary.metadata.shared - note.read_facts(elf, spec, 0).lds_bytes
     return elf, note.read_facts(elf, spec, dynamic_lds)
+
+
+def kernel_module(spec: KernelSpec) -> Any:
+    """The module of the kernel, found by name: ``kernels.<language>.<kernel>`` of the package of the spec. It has
+    ``build(spec)`` (FlyDSL) or ``compile_jobs(spec)`` (Triton)."""
+    package = type(spec).__module__.partition(".")[0]
+    return importlib.import_module(f"{package}.kernels.{spec.language}.{spec.kernel}")
 
 
 def spec_from_json(values: dict[str, Any]) -> KernelSpec:
@@ -127,6 +134,31 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def _do(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request that succeeds; raises whatever a compiler does."""
+    spec = spec_from_json(request["spec"])
+    if "flydsl_cache" in request:
+        rocm = request["rocm"]
+        env.set_in_process(toolchain.run_only_environment(request["flydsl_cache"], rocm) | toolchain.target(spec.arch))
+        return {"elf": encoded(toolchain.load_flydsl(*kernel_module(spec).build(spec)))}
+    if not request.get("flydsl_entry"):
+        elf, facts = build(spec)
+        return {"elf": encoded(elf), "facts": facts.to_json()}
+    # In a folder of its own: an entry counts when nothing went wrong, and nothing is read that others wrote.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        env.set_in_process(toolchain.cache_environment(folder, request["rocm"]))
+        elf, facts = build(spec)
+        (path,) = folder.glob("entries/*/*.pkl")
+        entry = {"path": path.relative_to(folder / "entries").as_posix(), "content": encoded(path.read_bytes())}
+    return {"elf": encoded(elf), "facts": facts.to_json(), "entry": entry}
+
+
+def encoded(content: bytes) -> str:
+    """``content`` as text for JSON."""
+    return base64.b64encode(content).decode()
+
+
 def _child(request: dict[str, Any], sender: int, stderr: int) -> typing.NoReturn:
     """The job. Never returns."""
     status = 1
@@ -136,8 +168,7 @@ def _child(request: dict[str, Any], sender: int, stderr: int) -> typing.NoReturn
         for descriptor in (1, 2):
             os.dup2(stderr, descriptor)
         try:
-            elf, facts = build(spec_from_json(request["spec"]))
-            answer = {"elf": base64.b64encode(elf).decode(), "facts": facts.to_json()}
+            answer = _do(request)
         except Exception as error:  # noqa: BLE001  # whatever a compiler raises goes to whoever asked
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -153,11 +184,12 @@ def main() -> None:
     """Serve until standard input ends. Answers go where standard output went; prints go to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    rocm = env.third_party().get("ROCM_PATH", ROCM)
     with tempfile.TemporaryDirectory(prefix="gdn-compile-") as folder:
         env.set_in_process(toolchain.environment(Path(folder)))
         requests = sys.stdin.buffer
         for line in requests:
-            answers.write(json.dumps(run_job(json.loads(line), requests)).encode() + b"\n")
+            answers.write(json.dumps(run_job({**json.loads(line), "rocm": rocm}, requests)).encode() + b"\n")
             answers.flush()
 
 

@@ -5,6 +5,8 @@ FlyDSL is pinned to one version (``FLYDSL``), for names that begin with an under
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -51,22 +53,41 @@ def environment(folder: Path) -> dict[str, str]:
         # The default of 3.9, said aloud: later versions have another.
         "TRITON_DEFAULT_FP_FUSION": "1",
     }
+    return values | _stand_in(folder, None)
+
+
+def cache_environment(folder: Path, rocm: str) -> dict[str, str]:
+    """Variables, on top, of a job that leaves an entry for FlyDSL's own cache in ``folder / "entries"``.
+
+    The key of an entry holds the device bitcode that FlyDSL finds at ``rocm``, the machine's ROCm, be there any or not.
+    """
+    values = {"FLYDSL_RUNTIME_ENABLE_CACHE": "1", "FLYDSL_RUNTIME_CACHE_DIR": str(folder / "entries")}
+    return values | _stand_in(folder, Path(rocm) / "amdgcn" / "bitcode")
+
+
+def run_only_environment(entries: str, rocm: str) -> dict[str, str]:
+    """Variables, on top, of a process that takes code from FlyDSL's cache in ``entries`` or fails."""
+    return {"FLYDSL_RUNTIME_RUN_ONLY": "1", "FLYDSL_RUNTIME_CACHE_DIR": entries, "ROCM_PATH": rocm}
+
+
+def _stand_in(folder: Path, bitcode: Path | None) -> dict[str, str]:
+    """ROCM_PATH with Triton's linker and ``bitcode`` (None: Triton's), made in ``folder``; nothing without Triton."""
     found = importlib.util.find_spec("triton")
-    if found is not None and found.origin is not None:
-        root = Path(found.origin).parent
-        tools = folder / "rocm"
-        linker = tools / "llvm" / "bin" / "ld.lld"
-        linker.parent.mkdir(parents=True)
-        script = folder / "link.py"
-        (library,) = (root / "_C").glob("libtriton*.so")
-        script.write_text(LINKER_SCRIPT.format(library=str(library)))
-        linker.write_text(LINKER.format(python=shlex.quote(sys.executable), script=shlex.quote(str(script))))
-        linker.chmod(0o755)
-        bitcode = tools / "amdgcn" / "bitcode"
-        bitcode.parent.mkdir(parents=True)
-        bitcode.symlink_to(root / "backends" / "amd" / "lib", target_is_directory=True)
-        values["ROCM_PATH"] = str(tools)
-    return values
+    if found is None or found.origin is None:
+        return {}
+    root = Path(found.origin).parent
+    tools = folder / "rocm"
+    linker = tools / "llvm" / "bin" / "ld.lld"
+    linker.parent.mkdir(parents=True)
+    script = folder / "link.py"
+    (library,) = (root / "_C").glob("libtriton*.so")
+    script.write_text(LINKER_SCRIPT.format(library=str(library)))
+    linker.write_text(LINKER.format(python=shlex.quote(sys.executable), script=shlex.quote(str(script))))
+    linker.chmod(0o755)
+    place = tools / "amdgcn" / "bitcode"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(bitcode or root / "backends" / "amd" / "lib", target_is_directory=True)
+    return {"ROCM_PATH": str(tools)}
 
 
 def target(arch: str) -> dict[str, str]:
@@ -118,6 +139,58 @@ def compile_flydsl(launcher: Any, arguments: tuple[Any, ...]) -> tuple[bytes, in
         if len(objects) != 1 or len(launches) != 1:
             raise ValueError(f"launcher: got {len(objects)} code objects, {len(launches)} launches, expected one each")
         return gpu.ObjectAttr(objects[0]).object, _dynamic_lds(launches[0], artifact.ir)
+
+
+HIP_CALLS: dict[str, tuple[Any, ...]] = {
+    "mgpuModuleLoad": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+    "mgpuModuleUnload": (None, ctypes.c_void_p),
+    "mgpuModuleGetFunction": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
+    "mgpuLaunchKernel": (
+        None, ctypes.c_void_p, *(ctypes.c_ssize_t,) * 6, ctypes.c_int32, *(ctypes.c_void_p,) * 3, ctypes.c_size_t,
+    ),
+    "mgpuStreamCreate": (ctypes.c_void_p,),
+    "mgpuStreamDestroy": (None, ctypes.c_void_p),
+    "mgpuStreamSynchronize": (None, ctypes.c_void_p),
+}  # fmt: skip
+"""Result and arguments of the functions through which FlyDSL's host code reaches HIP."""
+
+
+def load_flydsl(launcher: Any, arguments: tuple[Any, ...]) -> bytes:
+    """The ELF file that calling a ``@flyc.jit`` launcher loads and launches. HIP is replaced in this process, so no GPU
+    is needed and nothing runs."""
+    from flydsl._mlir import ir
+    from flydsl._mlir.execution_engine import ExecutionEngine
+    from flydsl.compiler import jit_executor, jit_function
+
+    loaded: list[bytes] = []
+    launched: list[int] = []
+
+    def call(name: str, *values: Any) -> int | None:
+        if name == "mgpuModuleLoad":
+            loaded.append(ctypes.string_at(values[0], values[1]))
+        if name == "mgpuLaunchKernel":
+            launched.append(values[0])
+        return 1 if HIP_CALLS[name][0] else None  # any handle but null
+
+    callbacks = {name: ctypes.CFUNCTYPE(*kinds)(functools.partial(call, name)) for name, kinds in HIP_CALLS.items()}
+
+    def ensure_engine(artifact: Any) -> None:
+        if artifact._engine is not None:
+            return
+        context = jit_function._create_mlir_context()
+        with context:
+            module = ir.Module.parse(artifact._ir_text)
+            engine = ExecutionEngine(module, opt_level=3, shared_libs=[])
+            for name, callback in callbacks.items():
+                engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+            engine.initialize()
+        artifact._module, artifact._engine, artifact._jit_module, artifact._ctx = module, engine, None, context
+
+    jit_executor.CompiledArtifact._ensure_engine = ensure_engine
+    launcher(*arguments)
+    if len(loaded) != 1 or len(launched) != 1:
+        raise ValueError(f"launcher: got {len(loaded)} loads, {len(launched)} launches, expected one each")
+    return loaded[0]
 
 
 def _dynamic_lds(launch: str, module: str) -> int:

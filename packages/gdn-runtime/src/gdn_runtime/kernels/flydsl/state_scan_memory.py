@@ -98,6 +98,8 @@ class Traffic:
     lanes the k of 32w + 8q..+7. Tiles of 16 columns of v come in pairs of 32 columns: column n of the first tile of a
     pair is v = 8*(n // 4) + n % 4, of the second 4 more, so that a lane's 8 values of a row of u are neighbours.
     With BV = 16, column n is v = n.
+
+    Rows of k are less than 2^24 bytes apart, and at least ``ROW`` or not at all (a k expanded over tokens).
     """
 
     def __init__(self, spec: OptStateScanSpec, args: Arguments, wave, lane):
@@ -149,7 +151,6 @@ class Traffic:
             self.roots["g"] = args.g + (by_head if spec.g_head_major else by_token) * fx.Int64(4)
         if spec.use_gk:
             self.roots["gk"] = args.gk + by_token * fx.Int64(4 * HEAD_DIM)
-        # Rows of k apart by less than their length can only be one and the same row (an expanded tensor).
         self.key_span = larger(args.k_stride_t, fx.Int32(ROW))
 
     def _place_lanes(self, wave, lane):
@@ -328,12 +329,11 @@ class Traffic:
 
     def _initial(self):
         """The state of the sequence's start, [tile][k half] of 4 fp32: lane = v, registers = k."""
+        self._find_slot()
         if not self.spec.use_initial_state:
-            self._find_slot()
             return [[lanes.zeros(), lanes.zeros()] for _ in range(self.tiles)]
-        slot, size = self._find_slot()
-        size = self._has_state().select(size, fx.Int32(0))
-        view = self._state_window(self.args.initial_state, self.args.initial_stride, slot, size)
+        size = self._has_state().select(self.state_size, fx.Int32(0))
+        view = self._state_window(self.args.initial_state, self.args.initial_stride, size)
         state = []
         for at in self._state_places():
             if self.spec.state_dtype == "fp32":
@@ -348,7 +348,7 @@ class Traffic:
         """Store the last state; ``packed`` rounds a tile to bf16."""
         if not self.spec.store_final_state:
             return
-        view = self._state_window(self.args.final_state, self.args.final_stride, self.slot, self.state_size)
+        view = self._state_window(self.args.final_state, self.args.final_stride, self.state_size)
         for tile, at in zip(state, self._state_places(), strict=True):
             if self.spec.state_dtype == "fp32":
                 for part in range(2):
@@ -360,9 +360,9 @@ class Traffic:
         tiles = range(self.tiles)
         return [self.state_at + fx.Int32((32 * (i // 2) + 4 * (i % 2)) * self.state_row) for i in tiles]
 
-    def _state_window(self, address, stride, slot, size):
+    def _state_window(self, address, stride, size):
         first = self.head * fx.Int64(HEAD_DIM) + fx.Int64(self.first_v)
-        return window(address + slot * stride + first * fx.Int64(self.state_row), size)
+        return window(address + self.slot * stride + first * fx.Int64(self.state_row), size)
 
     def _find_slot(self):
         """Slot of the sequence's state and the bytes there: none if the slot is no slot of the pool, a pad."""
@@ -378,7 +378,6 @@ class Traffic:
             # Slot 0 in place of a pad: the address of any other number could reach into a window's flags.
             self.slot = fx.Int64(inside.select(low, fx.Int32(0)))
             self.state_size = inside.select(self.state_size, fx.Int32(0))
-        return self.slot, self.state_size
 
     def _has_state(self):
         """Whether the sequence has a state to begin with; all have if there is no such tensor."""

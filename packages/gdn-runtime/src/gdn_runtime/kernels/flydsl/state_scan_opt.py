@@ -240,7 +240,8 @@ def last_chunk(scan, carry):
 
 
 def build(spec: OptStateScanSpec):
-    """The launcher and example arguments of one specialization."""
+    """The launcher of ``spec`` for ``_compile_only``, and example arguments: both of ``spec.ARGUMENTS``."""
+    spec.check()
 
     @flyc.kernel(name=spec.kernel, known_block_size=list(spec.block))
     def state_scan_opt(
@@ -346,5 +347,6 @@ def build(spec: OptStateScanSpec):
             index_bytes,
         ).launch(grid=(1, 1, 1), block=spec.block)
 
+    # A range: given a minimum only, the scheduler goes for more waves and takes the products' pipelines apart.
     launch.compile_hints["waves_per_eu"] = "1,2"
     return launch, [fx.Int64(0)] * 17 + [fx.Int32(0)] * 4

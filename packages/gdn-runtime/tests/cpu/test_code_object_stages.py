@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gdn_runtime import UnsupportedError, build_prefill_metadata, chunk_gated_delta_rule, select
+from gdn_runtime.codeobject.stages.kernels import MAX_TOKEN_STRIDE, gates, rows
 from gdn_testing import GdnInputs, make_inputs
 from gdn_testing.launches import Launch, launching_nothing
 
@@ -167,3 +168,15 @@ def test_the_first_stages_alone(launches: list[Launch]) -> None:
     x = make_inputs(LENS, 4, 2)
     run(x, backend="reference", prepare_backend="emulate")
     assert [launch.spec.kernel for launch in launches] == ["prepare"]
+
+
+def test_tokens_too_far_apart_are_copied() -> None:
+    """Kernels count bytes within a chunk in 32 bits: rows and gates more than 32 MiB apart get a contiguous copy."""
+    most = MAX_TOKEN_STRIDE // 16 * 8  # elements of 2 bytes, whole 16-byte steps
+    storage = torch.empty(most + 8 + 128, dtype=BF16)
+    for step, kept in ((most, True), (most + 8, False)):
+        x = storage.as_strided((1, 2, 1, 128), (0, step, 0, 1))
+        assert (rows(x)[0] is x) == kept
+        g = storage.as_strided((1, 2, 4), (0, step, 1))
+        found, _, token, head = gates(g)
+        assert (found is g, token, head) == ((True, 2 * step, 2) if kept else (False, 8, 2))

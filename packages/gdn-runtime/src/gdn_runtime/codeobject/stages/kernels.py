@@ -16,8 +16,8 @@ LauncherFor: TypeAlias = Callable[[KernelSpec, torch.device], Launcher]
 MAX_KNOWN = 4096
 """Bound of the lookup by identity. Selection gives equal specs as one object, so that a server holds some dozens."""
 
-MAX_TOKEN_STRIDE = 2**31 - 1
-"""Bytes: the kernels take the stride of a token as an int32."""
+MAX_TOKEN_STRIDE = 2**25 - 1
+"""Bytes: offsets within a chunk of 64 tokens are int32 in the kernels."""
 
 
 class Kernels:
@@ -75,3 +75,12 @@ def row_units(x: Tensor) -> tuple[Tensor, int, int, int]:
     """As ``rows``, strides in units of 8 elements, as the Triton kernels count them."""
     x, batch, token, head = rows(x)
     return x, batch // 16, token // 16, head // 16
+
+
+def gates(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x, batch, token and head stride in bytes) of x [B, T, H]; tokens more than 32 MiB apart are copied first."""
+    size = x.element_size()
+    if size * x.stride(1) > MAX_TOKEN_STRIDE:
+        x = x.clone(memory_format=torch.contiguous_format)
+    batch, token, head = x.stride()
+    return x, size * batch, size * token, size * head

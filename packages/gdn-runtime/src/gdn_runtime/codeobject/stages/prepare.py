@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...plan import ChunkPlan
 from ...spec import FusedPrepareSpec
-from .kernels import Kernels, rows
+from .kernels import Kernels, gates, rows
 
 
 def prepare(
@@ -29,9 +29,8 @@ def prepare(
         return
     k, k_batch, k_token, k_head = rows(k)
     v, v_batch, v_token, v_head = rows(v)
-    g_batch, g_token, g_head = g.stride()
-    beta_batch, beta_token, beta_head = beta.stride()
-    size = beta.element_size()
+    g, g_batch, g_token, g_head = gates(g)
+    beta, beta_batch, beta_token, beta_head = gates(beta)
     args = (
         k,
         v,
@@ -47,14 +46,14 @@ def prepare(
         k_head,
         v_batch,
         v_head,
-        4 * g_batch,
-        4 * g_head,
-        size * beta_batch,
-        size * beta_head,
+        g_batch,
+        g_head,
+        beta_batch,
+        beta_head,
         plan.seq_len,
         k_token,
         v_token,
-        4 * g_token,
-        size * beta_token,
+        g_token,
+        beta_token,
     )
     kernels(spec, k.device)(spec.grid(plan.num_seqs, plan.total_chunks, plan.max_seq_chunks), args)

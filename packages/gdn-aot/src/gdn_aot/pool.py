@@ -2,8 +2,8 @@
 
 A job is JSON text and so is its result: nothing but text crosses to a worker, which may be on another host. On a worker
 a compile server, a process, forks for every job, so that what dies is the job. Only jobs of which a process died are
-tried again: an error of the compiler is the same the next time. A worker whose compilers or kernel sources are not those
-of this process fails its jobs, so a build has the same bytes wherever it ran.
+tried again: an error of the compiler is the same the next time. A worker with other compilers or kernel sources than
+this process fails its jobs, so a build has the same bytes wherever it ran.
 """
 
 from __future__ import annotations

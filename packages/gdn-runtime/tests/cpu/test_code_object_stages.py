@@ -171,7 +171,7 @@ def test_the_first_stages_alone(launches: list[Launch]) -> None:
 
 
 def test_tokens_too_far_apart_are_copied() -> None:
-    """Kernels count bytes within a chunk in 32 bits: rows and gates more than 32 MiB apart get a contiguous copy."""
+    """Strides of a token have 24 bits in the kernels, and rows may coincide but not overlap: else there is a copy."""
     most = MAX_TOKEN_STRIDE // 16 * 8  # elements of 2 bytes, whole 16-byte steps
     storage = torch.empty(most + 8 + 128, dtype=BF16)
     for step, kept in ((most, True), (most + 8, False)):
@@ -180,3 +180,6 @@ def test_tokens_too_far_apart_are_copied() -> None:
         g = storage.as_strided((1, 2, 4), (0, step, 1))
         found, _, token, head = gates(g)
         assert (found is g, token, head) == ((True, 2 * step, 2) if kept else (False, 8, 2))
+    for step, kept in ((0, True), (8, False), (120, False), (128, True)):
+        x = storage.as_strided((1, 2, 1, 128), (0, step, 0, 1))
+        assert (rows(x)[0] is x) == kept

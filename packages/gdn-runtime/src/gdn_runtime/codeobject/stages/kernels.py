@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...spec import KernelSpec
+from ...spec import HEAD_DIM, KernelSpec
 from ..launch import Launcher, LoadedKernel
 
 LauncherFor: TypeAlias = Callable[[KernelSpec, torch.device], Launcher]
@@ -16,8 +16,9 @@ LauncherFor: TypeAlias = Callable[[KernelSpec, torch.device], Launcher]
 MAX_KNOWN = 4096
 """Bound of the lookup by identity. Selection gives equal specs as one object, so that a server holds some dozens."""
 
-MAX_TOKEN_STRIDE = 2**25 - 1
-"""Bytes: offsets within a chunk of 64 tokens are int32 in the kernels."""
+MAX_TOKEN_STRIDE = 2**24 - 1
+"""Bytes: the kernels multiply the stride of a token in 24 bits, and hold offsets within a chunk of 64 in 31."""
+ROW_BYTES = 2 * HEAD_DIM
 
 
 class Kernels:
@@ -78,7 +79,7 @@ def row_units(x: Tensor) -> tuple[Tensor, int, int, int]:
 
 
 def gates(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """(x, batch, token and head stride in bytes) of x [B, T, H]; tokens more than 32 MiB apart are copied first."""
+    """(x, batch, token and head stride in bytes) of x [B, T, H]; tokens 16 MiB or more apart are copied first."""
     size = x.element_size()
     if size * x.stride(1) > MAX_TOKEN_STRIDE:
         x = x.clone(memory_format=torch.contiguous_format)

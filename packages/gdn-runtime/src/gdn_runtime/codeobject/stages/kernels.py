@@ -49,14 +49,16 @@ class Kernels:
 
 def strides_on_16_bytes(x: Tensor) -> tuple[int, int, int] | None:
     """(batch, token, head) strides in bytes of 16-bit rows x [B, T, heads, 128]; None if the kernels cannot take them:
-    some row would be off 16-byte addresses even if the first is not, or the stride of a token does not fit an int32.
+    some row would be off 16-byte addresses even if the first is not, rows overlap without being one, or tokens are 16 MiB
+    or more apart.
 
     The batch stride of a single batch row is never used and reads 0.
     """
     batch, token, head, _ = x.stride()
     if x.shape[0] == 1:
         batch = 0
-    if 2 * (batch | token | head) & 15 or 2 * token > MAX_TOKEN_STRIDE:
+    apart = token == 0 or ROW_BYTES <= 2 * token <= MAX_TOKEN_STRIDE
+    if not apart or 2 * (batch | token | head) & 15:
         return None
     return 2 * batch, 2 * token, 2 * head
 

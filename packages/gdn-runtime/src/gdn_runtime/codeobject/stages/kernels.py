@@ -49,8 +49,8 @@ class Kernels:
 
 def strides_on_16_bytes(x: Tensor) -> tuple[int, int, int] | None:
     """(batch, token, head) strides in bytes of 16-bit rows x [B, T, heads, 128]; None if the kernels cannot take them:
-    some row would be off 16-byte addresses even if the first is not, rows overlap without being one, or tokens are 16 MiB
-    or more apart.
+    some row would be off 16-byte addresses even if the first is not, rows overlap without being one, or tokens are
+    16 MiB or more apart.
 
     The batch stride of a single batch row is never used and reads 0.
     """

@@ -21,6 +21,7 @@ SOURCES = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
 TESTS = "packages/gdn-runtime/tests"
 EMULATOR = "packages/cdna-emu"
 AOT = "packages/gdn-aot"
+PA = "packages/pa-decode"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 AMD_ARCHS = ("gfx942", "gfx950")
@@ -70,7 +71,7 @@ def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA)
     # Runs of their own, for Triton reads TRITON_INTERPRET at import.
     passed = {
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
@@ -78,6 +79,7 @@ def tests(session: nox.Session) -> None:
         "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
         "amd": run_suite(session, "amd", f"{TESTS}/emu", interpret=None),
         "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
+        "pa": run_suite(session, "pa", f"{PA}/tests/cpu", interpret=None),
     }
     totals = [count_results(session, name) for name in passed]
     good, bad, skipped = (sum(column) for column in zip(*totals, strict=True))

@@ -15,7 +15,17 @@ from gdn_runtime.errors import UnsupportedError
 from gdn_runtime.spec import AMD_ARCHS, Argument, Language
 from gdn_runtime.spec.base import arguments, check_member
 
-from .traits import MAX_BATCH, MAX_QUERY_LENGTH, MAX_ROWS, PIPE_ROWS, d256_pipe, power_of_two_at_least, require_packed_k
+from .traits import (
+    MAX_BATCH,
+    MAX_QUERY_LENGTH,
+    MAX_ROWS,
+    PIPE_HEAD_DIM,
+    PIPE_PAGES,
+    PIPE_ROWS,
+    d256_pipe,
+    power_of_two_at_least,
+    require_packed_k,
+)
 
 AttentionKernel = Literal["d256_pipe", "attention"]
 """The FlyDSL kernel of head size 256, and the Triton kernel for everything else."""
@@ -39,7 +49,7 @@ def _block(arch: str, num_warps: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Attention of one task and KV head: one workgroup reads tiles [first, end) of a sequence and writes R partial rows.
+    """Attention of one task and KV head: a workgroup reads tiles [first, end) of a sequence and writes R partial rows.
 
     ``query`` [B*QL, Hq, D] of ``query_dtype``, rows and heads strided, D contiguous. ``k_cache`` [N, Hkv, D/16, page,
     16] and ``v_cache`` [N, Hkv, page/16, D, 16] (``v_packed``) or [N, Hkv, D, page], contiguous FP8 of the flavour of
@@ -119,9 +129,8 @@ class AttentionSpec:
             check_member("num_warps of d256_pipe", self.num_warps, (4,))
             if not d256_pipe(True, self.head_dim, self.page_size, self.query_length, self.group_size, self.trans_k):
                 got = f"head size {self.head_dim}, page {self.page_size}, {self.rows} rows"
-                raise UnsupportedError(
-                    "d256_pipe", got=got, supported=[f"head size 256, page 16 or 64, {PIPE_ROWS} rows"]
-                )
+                supported = [f"head size {PIPE_HEAD_DIM}, page {' or '.join(map(str, PIPE_PAGES))}, {PIPE_ROWS} rows"]
+                raise UnsupportedError("problem of d256_pipe", got=got, supported=supported)
         if self.single_tile:
             check_member("windowed with single_tile", self.windowed, (True,))
 

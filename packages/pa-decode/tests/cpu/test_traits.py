@@ -16,7 +16,6 @@ def touched(context: int, window: int, query_length: int) -> int:
     for position in range(context - query_length, context):
         first = max(0, position - window + 1) if window else 0
         if position >= 0:
-            seen.update((first // TILE, position // TILE))
             seen.update(range(first // TILE, position // TILE + 1))
     return len(seen)
 

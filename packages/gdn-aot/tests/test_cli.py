@@ -39,6 +39,15 @@ def script(*arguments: object, options: tuple[str, ...] = (), **kwargs: Any) -> 
     return subprocess.run(command, text=True, env=environment, check=False, **kwargs)
 
 
+def one_row(folder: Path) -> Path:
+    """A table of one shape."""
+    table = json.loads((PACKAGED / "gfx942" / "state_scan_opt.json").read_text())
+    table["rows"] = table["rows"][:1]
+    path = folder / "one.json"
+    path.write_text(json.dumps(table))
+    return path
+
+
 @pytest.fixture
 def built(compiler: Any, tmp_path: Path) -> Path:
     """A folder with a bundle of the Triton kernels."""
@@ -193,12 +202,14 @@ def test_list_is_legible_in_a_pipe(compiler: Any, built: Path) -> None:
     assert len(report["artifacts"]) == 18 and report["tables"][0]["file"] == "gfx942/state_scan_opt.json"
 
 
-def test_coverage(compiler: Any, built: Path) -> None:
-    result = call("coverage", built)
-    assert result.exit_code == 1 and f"18 of {len(jobs(ARCH))} jobs covered" in result.stdout
-    assert result.stderr.count("missing:") == len(jobs(ARCH)) - 18
-    assert call("build", "--arch", ARCH, "--out", built).exit_code == 0
-    result = call("coverage", built, "--table", PACKAGED, "--json")
+def test_coverage(compiler: Any, built: Path, tmp_path: Path) -> None:
+    table = one_row(tmp_path)
+    asked = len(jobs(ARCH, tables=[table]))
+    result = call("coverage", built, "--table", table)
+    assert result.exit_code == 1 and f"3 of {asked} jobs covered" in result.stdout
+    assert result.stderr.count("missing:") == asked - 3 and "no row asks for" in result.stderr
+    assert call("build", "--arch", ARCH, "--table", table, "--out", built).exit_code == 0
+    result = call("coverage", built, "--table", table, "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)[ARCH]["percent"] == 100
 
 
@@ -276,15 +287,6 @@ def test_a_closed_pipe_and_python_o(compiler: Any, built: Path) -> None:
     result = script("verify", built, options=("-O",), capture_output=True)
     assert result.returncode == 1 and "CorruptBundleError" in result.stderr and "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) == 1  # whole, though the terminal would be narrow
-
-
-def one_row(folder: Path) -> Path:
-    """A table of one shape."""
-    table = json.loads((PACKAGED / "gfx942" / "state_scan_opt.json").read_text())
-    table["rows"] = table["rows"][:1]
-    path = folder / "one.json"
-    path.write_text(json.dumps(table))
-    return path
 
 
 def test_a_build_that_was_killed_goes_on_real(tmp_path: Path) -> None:

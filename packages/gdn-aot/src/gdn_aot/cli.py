@@ -95,13 +95,13 @@ def build(
     """
     tables = tuple(table or (PACKAGED,))
     plans = {name: usage(functools.partial(plan, name, kernel, tables, complete)) for name in arch}
-    writable(folder)
-    if flydsl_cache is not None:
-        writable(flydsl_cache)
     report: dict[str, Any] = {}
     bad = 0
     with ExitStack() as stack:
         pool = open_executor(executor, stack)
+        writable(folder)
+        if flydsl_cache is not None:
+            writable(flydsl_cache)
         for name, specs in plans.items():
             start = time.monotonic()
             with Bar(name, len(specs), hidden=quiet or as_json) as advance:

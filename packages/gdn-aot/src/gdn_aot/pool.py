@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import functools
 import importlib
 import json
 import os
@@ -133,10 +134,14 @@ def _run(
     options: Mapping[str, Any],
 ) -> None:
     running: dict[Future[str], tuple[int, int]] = {}
+    sources: dict[str, str] = {}
 
     def submit(index: int, attempt: int) -> None:
         spec = specs[index]
-        job = {"spec": spec_json(spec), "versions": versions(), "sources": jit.source_digest(spec), **options}
+        origin = f"{type(spec).__module__} {spec.language}"
+        if origin not in sources:
+            sources[origin] = jit.source_digest(spec)
+        job = {"spec": spec_json(spec), "versions": versions(), "sources": sources[origin], **options}
         try:
             future = executor.submit(compile_job, canonical_json(job))
         except RuntimeError as error:  # BrokenExecutor, or it was shut down
@@ -215,6 +220,7 @@ def _server() -> Iterator[compiler.CompileServer]:
         _idle.append(server)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """What must be equal on every host for a build to give the same bytes."""
     return {**toolchain.versions(), "gdn-runtime": gdn_runtime.__version__}
@@ -230,13 +236,13 @@ def compile_job(text: str) -> str:
         )  # the package of the spec: a product's, or a test's
         spec = spec_from_json(job["spec"])
         _require("versions", versions(), job["versions"])
-        _require("sources of the kernels", jit.source_digest(spec), job["sources"])
         with _server() as server:
             if job["flydsl_entries"] and spec.language == "flydsl":
                 code, entry = server.compile_with_entry(spec, job["timeout"])
             else:
                 code, entry = server.compile(spec, job["timeout"]), None
-        _require("sources of the kernels", jit.source_digest(spec), job["sources"])  # they may have been edited
+        # Now, for they may have been edited meanwhile.
+        _require("sources of the kernels", jit.source_digest(spec), job["sources"])
         answer: dict[str, Any] = {"elf": base64.b64encode(code.elf).decode(), "facts": code.facts.to_json()}
         if entry is not None:
             answer["entry"] = entry.to_json()

@@ -26,6 +26,8 @@ CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 AMD_ARCHS = ("gfx942", "gfx950")
 SMOKE_BUNDLE = ROOT / "build" / "smoke-bundle"
+BUNDLES = ROOT / "build" / "bundles"
+FLYDSL_CACHE = ROOT / "build" / "flydsl-cache"
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -56,6 +58,13 @@ def install_emulator(session: nox.Session) -> None:
         session.env["CC"] = f"{session.bin}/python -m ziglang cc"
     # FlyDSL: its kernels are input of the emulator's tests.
     session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", EMULATOR, "flydsl")
+
+
+def install_aot(session: nox.Session) -> None:
+    """Install gdn-aot (editable) with its compilers, and the emulator."""
+    install_runtime(session, extra="[jit]", triton=True)
+    install_emulator(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT)
 
 
 @nox.session
@@ -160,11 +169,9 @@ def build(session: nox.Session) -> None:
 @nox.session(name="smoke-bundle")
 def smoke_bundle(session: nox.Session) -> None:
     """Compile the few kernels that prod-smoke runs, for both AMD architectures, into build/smoke-bundle."""
-    install_runtime(session, extra="[jit,test]", triton=True)
-    install_emulator(session)
+    install_aot(session)
     shutil.rmtree(SMOKE_BUNDLE, ignore_errors=True)
-    env = {"PYTHONPATH": str(ROOT / TESTS / "support")}
-    session.run("python", "ci/smoke_bundle.py", str(SMOKE_BUNDLE), *AMD_ARCHS, env=env)
+    session.run("python", "ci/smoke_bundle.py", str(SMOKE_BUNDLE), *AMD_ARCHS)
 
 
 @nox.session(name="prod-smoke", requires=["build", "smoke-bundle"], reuse_venv=False)
@@ -208,9 +215,60 @@ def register_emu(arch: str) -> None:
     emu_arch.__doc__ = f"Run {arch} code objects on the emulator: its tests and those of gdn-runtime; needs no GPU."
 
 
+def register_aot(arch: str) -> None:
+    """Register aot-ARCH and aot-flydsl-ARCH."""
+
+    @nox.session(name=f"aot-{arch}", tags=["aot"])
+    def aot_arch(session: nox.Session) -> None:
+        install_aot(session)
+        bundle, again = BUNDLES / arch, ROOT / "build" / "bundles-again"
+        build = ("gdn-aot", "build", "--arch", arch)
+        session.run(*build, "--out", str(BUNDLES))
+        session.run("gdn-aot", "verify", str(bundle))
+        session.run("gdn-aot", "coverage", str(bundle))
+        session.run("gdn-aot", "run", str(bundle), "--emulate", env={"OMP_NUM_THREADS": "1"})
+        # Some of them, for time: every kernel language, other workers, another folder. `-- --kernel all` rebuilds all.
+        shutil.rmtree(again, ignore_errors=True)
+        some = session.posargs or ("--kernel", "prepare", "--kernel", "triton")
+        session.run(*build, "--out", str(again), "--workers", "3", *some)
+        session.run("python", "ci/same_bytes.py", str(bundle), str(again / arch))
+        session.run("gdn-aot", "list", str(bundle))
+
+    aot_arch.__doc__ = (
+        f"Build, verify and run the {arch} bundle of the packaged tables in build/bundles, then rebuild a part and "
+        "compare; needs no GPU, no ROCm and no compiler but those of pip."
+    )
+
+    @nox.session(name=f"aot-flydsl-{arch}", tags=["aot-flydsl"])
+    def aot_flydsl_arch(session: nox.Session) -> None:
+        install_aot(session)
+        session.run("gdn-aot", "build", "--arch", arch, "--out", str(BUNDLES), "--flydsl-cache", str(FLYDSL_CACHE))
+        session.run("gdn-aot", "flydsl-cache", str(FLYDSL_CACHE), str(BUNDLES / arch), *session.posargs)
+
+    aot_flydsl_arch.__doc__ = f"Fill FlyDSL's own cache with its {arch} kernels, and find every one under run-only."
+
+
 for _arch in AMD_ARCHS:
     register_compile(_arch)
     register_emu(_arch)
+    register_aot(_arch)
+
+
+@nox.session(requires=["build"])
+def pack(session: nox.Session) -> None:
+    """Pack the bundles that the aot sessions built, of either or both architectures, into dist/bundled: an archive and a
+    wheel; check both, and use the wheel."""
+    if not BUNDLES.is_dir():
+        session.error("no bundles: run ./ci/nox -t aot")
+    install_aot(session)
+    (wheel,) = ROOT.glob("dist/gdn_runtime-*.whl")
+    out = ROOT / "dist" / "bundled"
+    archive = str(out / "gdn-bundles.tar")
+    session.run("gdn-aot", "pack", str(BUNDLES), "--archive", archive, "--wheel", str(wheel), "--out", str(out))
+    session.run("python", "ci/check_dist.py")
+    (bundled,) = out.glob("*.whl")
+    session.install("--no-deps", "--force-reinstall", str(bundled))
+    session.run("python", "-I", "ci/prod_smoke.py", *sorted(path.name for path in BUNDLES.glob("gfx*")))
 
 
 @nox.session

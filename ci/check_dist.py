@@ -5,6 +5,10 @@ The wheel that is checked was built from the sdist, so a file that the sdist lac
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
+import json
 import tarfile
 import zipfile
 from email.message import Message
@@ -31,8 +35,55 @@ def main() -> None:
         problems += [f"{package.name}: {problem}" for problem in found]
         if not found:
             print(f"{package.name}: {wheel.name} and {sdist.name} are complete")
+    for bundled in sorted(DIST.glob("bundled/*.whl")):
+        found = check_bundled(bundled)
+        problems += [f"{bundled.name}: {problem}" for problem in found]
+        if not found:
+            print(f"{bundled.name} and the archive beside it carry the same bundles")
     if problems:
         fail(problems)
+
+
+def check_bundled(bundled: Path) -> list[str]:
+    """Where a wheel with bundles is not the wheel of dist/ and, in their place, the files that its manifests name; and
+    where the archive beside it holds anything else."""
+    name, version, build, *tags = bundled.name.split("-")
+    plain = DIST / "-".join((name, version, *tags))
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(plain) as archive:
+        expected = {path: archive.read(path) for path in archive.namelist()}
+    with zipfile.ZipFile(bundled) as archive:
+        found = {path: archive.read(path) for path in archive.namelist()}
+    problems = []
+    written = {f"{info}/RECORD", f"{info}/WHEEL"}
+    if {path for path in expected if found.get(path) != expected[path]} - written:
+        problems.append(f"holds other sources than {plain.name}")
+    if f"Build: {build}".encode() not in found[f"{info}/WHEEL"].splitlines():
+        problems.append(f"WHEEL does not name the build {build}")
+    lines = {line[0]: line for line in csv.reader(found[f"{info}/RECORD"].decode().splitlines())}
+    for path, content in found.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        if lines.get(path, [""])[1:] != ["sha256=" + digest, str(len(content))] and path != f"{info}/RECORD":
+            problems.append(f"RECORD is wrong about {path}")
+    place = f"{name}/_bundles/"
+    carried = {path.removeprefix(place): found[path] for path in found.keys() - expected.keys()}
+    named = set()
+    for path in carried:
+        if path.endswith("/manifest.json"):
+            files = [artifact["file"] for artifact in json.loads(carried[path])["artifacts"]]
+            named |= {path, *(path.replace("manifest.json", file) for file in files)}
+    if carried.keys() != named or not named:
+        problems.append(f"carries what no manifest names, or lacks it: {sorted(carried.keys() ^ named)[:5]}")
+    with tarfile.open(bundled.parent / "gdn-bundles.tar") as beside:
+        packed = {member.name: read_member(beside, member) for member in beside}
+    if packed != carried:
+        problems.append("the archive does not hold the same bundles")
+    return problems
+
+
+def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return file.read() if file else b""
 
 
 def check_wheel(package: Package, wheel: Path, stem: str) -> list[str]:

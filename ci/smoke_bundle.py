@@ -1,32 +1,33 @@
 """Build the bundles that ci/prod_smoke.py runs: its four kernels for each architecture, compiled in this venv.
 
-    python ci/smoke_bundle.py OUT gfx942 gfx950
-
-OUT must not hold them yet.
+python ci/smoke_bundle.py OUT gfx942 gfx950
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import prod_smoke
+from gdn_aot.bundle import kept_folder, write_bundle
+from gdn_aot.pool import compile_all
 from gdn_runtime import explain
-from gdn_runtime.kernels.compile import compile_spec
+from gdn_runtime.tables import PACKAGED
 
 
 def main() -> None:
-    # By name: the test helpers are on the path in the session alone.
-    write_bundle: Any = importlib.import_module("gdn_testing.bundles").write_bundle
     out, archs = Path(sys.argv[1]), sys.argv[2:]
     *data, pool, cu_seqlens = prod_smoke.make_inputs(prod_smoke.VALUE_HEADS)
     options = prod_smoke.call_options(pool, cu_seqlens)
     for arch in archs:
         chosen = explain(*data, **options, backend="emulate", arch=arch)
         specs: tuple[Any, ...] = (chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output)
-        folder = write_bundle(out / arch, [compile_spec(spec) for spec in specs], arch)
+        outcomes = compile_all(specs, kept=kept_folder(out))
+        failures = [outcome.error for outcome in outcomes if outcome.error]
+        if failures:
+            sys.exit("\n".join(failures))
+        folder = write_bundle(out, arch, [outcome.code for outcome in outcomes if outcome.code], [PACKAGED])
         print(f"{folder}: {', '.join(spec.kernel for spec in specs)}")
 
 

@@ -23,8 +23,13 @@ from .traits import TILE, cdiv
 
 LN2 = math.log(2.0)
 
-Denominator = Literal["rounded", "exact"]
-"""What a row is divided by: the sum of P after it was rounded to FP8, or before."""
+Denominator = Literal["matched", "rounded", "exact"]
+"""What a row is divided by.
+
+"exact": the sum of P before it is rounded. "rounded": the sum of P rounded to FP8. "matched": the sum of the rounded
+weights of V over their V scale, or of P where a weight is below the normal numbers of FP8; then a row that sees one
+token is that token.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,19 @@ def _attend_quantised(
     if scale_mode("v_scale", inputs.v_scale) == "token":
         largest = tokens.v_scale.amax(-1)
         top = torch.exp2(torch.where(largest > 0, largest, 1.0).log2().ceil())
-        weights = _round_p(p * (tokens.v_scale / top.unsqueeze(-1)).unsqueeze(1), flavour) * top[:, None, None]
     else:
-        weights = _round_p(p, flavour) * tokens.v_scale[:, :1].unsqueeze(1)
-    total = (_round_p(p, flavour) if denominator == "rounded" else p).sum(-1)
-    return _Partial(weights @ tokens.v / total.unsqueeze(-1), reference * LN2, total)
+        top = tokens.v_scale[:, 0]
+    share = torch.where(top > 0, tokens.v_scale.T / top, 0.0).T.unsqueeze(1)
+    weights = _round_p(p * share, flavour)
+    if denominator == "exact":
+        divided = p
+    elif denominator == "rounded":
+        divided = _round_p(p, flavour)
+    else:
+        normal = weights >= torch.finfo(flavour.dtype).smallest_normal / 2.0**flavour.probability_exponent
+        divided = torch.where(normal, weights / share, p)
+    total = divided.sum(-1)
+    return _Partial(weights @ tokens.v * top[:, None, None] / total.unsqueeze(-1), reference * LN2, total)
 
 
 def _round_p(p: Tensor, flavour: Flavour) -> Tensor:
@@ -164,7 +177,7 @@ def decode(inputs: DecodeInputs) -> Tensor:
     return _decode(inputs, None)
 
 
-def decode_quantised(inputs: DecodeInputs, *, denominator: Denominator = "rounded") -> Tensor:
+def decode_quantised(inputs: DecodeInputs, *, denominator: Denominator = "matched") -> Tensor:
     """As ``decode`` with the query and P rounded to the flavour of the cache; see ``_attend_quantised``."""
     return _decode(inputs, denominator)
 

@@ -256,7 +256,7 @@ for _arch in AMD_ARCHS:
 
 @nox.session(requires=["build"])
 def pack(session: nox.Session) -> None:
-    """Pack the bundles that the aot sessions built, of either or both architectures, into dist/bundled: an archive and a
+    """Pack the bundles that the aot sessions built, of one or both architectures, into dist/bundled: an archive and a
     wheel; check both, and use the wheel."""
     if not BUNDLES.is_dir():
         session.error("no bundles: run ./ci/nox -t aot")

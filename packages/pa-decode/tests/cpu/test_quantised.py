@@ -74,8 +74,8 @@ def test_recorded_limit_of_a_window_of_17() -> None:
 
 
 def test_recorded_limit_of_a_window_of_1() -> None:
-    """QL = 3, W = 1, scales per token: 3/256 was recorded. Over the exact sum, P V scale off the FP8 grid is wrong by up
-    to 1/17 of the value."""
+    """QL = 3, W = 1, scales per token: 3/256 was recorded. Over the exact sum, P V scale off the FP8 grid is wrong by
+    up to 1/17 of the value."""
     inputs = make_inputs([300, 40], query_length=3, window=1, scale_mode="token", scale_spread=4.0, v_amplitude=1 / 8)
     wrong, expected = error(inputs, "exact")
     relative = (wrong / expected.abs().clamp(min=1e-9)).amax()
@@ -89,9 +89,9 @@ def test_few_tokens_need_a_matched_denominator(mode: str) -> None:
     tolerance at V / 16 already; its error does not average out over one to three tokens."""
     inputs = make_inputs([1, 2, 3], kv_heads=1, group=8, head_dim=256, scale_mode=mode)
     exact, expected = error(inputs, "exact")
-    assert float((exact / (0.005 + 0.005 * expected.abs())).max()) > 1.3
+    assert float((exact / (0.005 + 0.005 * expected.abs())).max()) > 1.0
     matched, _ = error(inputs, "matched")
-    assert float(matched.max()) < 0.7 * float(exact.max())
+    assert float(matched.mean()) < 0.4 * float(exact.mean())
     assert float(matched[0].max()) < 1e-6
 
 

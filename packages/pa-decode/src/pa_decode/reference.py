@@ -221,8 +221,8 @@ def partials(
     and partial_sum fp32 [Hkv, capacity, R]; of unused slots NaN. ``denominator`` None: nothing is rounded to FP8."""
     capacity, heads, group = work_info.shape[0], inputs.num_kv_heads, inputs.query.shape[1] // inputs.num_kv_heads
     shape = heads, capacity, inputs.query_length * group
-    out = torch.full((*shape, inputs.query.shape[2]), math.nan, dtype=inputs.query.dtype)
-    reference, total = torch.full(shape, math.nan), torch.full(shape, math.nan)
+    out = inputs.query.new_full((*shape, inputs.query.shape[2]), math.nan)
+    reference, total = (inputs.query.new_full(shape, math.nan, dtype=torch.float32) for _ in range(2))
     for slot, (sequence, first, end, context) in enumerate(work_info.tolist()):
         if first == end:
             continue
@@ -246,7 +246,7 @@ def reduce(
     """What the reducer writes: [B*QL, Hq, D] of the partials' dtype, merged in slot order in fp32."""
     heads, _, rows, head_dim = partial_out.shape
     group = rows // query_length
-    out = torch.zeros((reduce_info.shape[0], query_length, heads, group, head_dim), dtype=partial_out.dtype)
+    out = partial_out.new_zeros((reduce_info.shape[0], query_length, heads, group, head_dim))
     sink = None if sinks is None else sinks.float().reshape(heads, 1, group).expand(-1, query_length, -1).flatten(1)
     for sequence, (first, count) in enumerate(reduce_info.tolist()):
         if count:

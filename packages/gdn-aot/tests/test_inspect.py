@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,14 @@ JOBS = jobs(ARCH)
 
 def bundle_of(folder: Path, codes: list[CodeObject]) -> inspect.Bundle:
     return read_bundle(write_bundle(folder, ARCH, codes, [PACKAGED]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _jobs_once() -> Iterator[None]:
+    """Working out the jobs of the packaged tables takes seconds, and always gives the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "jobs", functools.cache(jobs))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -71,9 +71,14 @@ def list_(
                 artifacts = [a for a in bundle.artifacts.values() if isinstance(spec_from_json(a.spec), kernel.kinds)]
                 if artifacts:
                     rows = [(*kernel.cells(spec_from_json(a.spec)), *costs(a)) for a in artifacts]
-                    print_table(f"{bundle.arch} {name}", (*kernel.columns, *COSTS), sorted(rows))
+                    print_table(f"{bundle.arch} {name}", (*kernel.columns, *COSTS), sorted(rows, key=by_number))
         else:
             print_table("", ("kernel", "artifacts", "KiB", "most VGPRs", "most LDS"), counts(bundle))
+
+
+def by_number(row: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Key that orders rows of texts, numbers by value."""
+    return [(int(cell) if cell.isdecimal() else -1, cell) for cell in row]
 
 
 COSTS = ("VGPR", "SGPR", "LDS", "scratch", "bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,7 @@ def list_(
             print_table("", ("kernel", "artifacts", "KiB", "most VGPRs", "most LDS"), counts(bundle))
 
 
-def by_number(row: tuple[str, ...]) -> list[tuple[int, str]]:
+def by_number(row: Iterable[str]) -> list[tuple[int, str]]:
     """Key that orders rows of texts, numbers by value."""
     return [(int(cell) if cell.isdecimal() else -1, cell) for cell in row]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 import torch
 
 from gdn_runtime import UnsupportedError, chunk_gated_delta_rule, env, explain, select
-from gdn_runtime.arch import KNOWN
 from gdn_runtime.rules import Problem
 from gdn_runtime.select import Selection
 from gdn_runtime.spec import StateScanSpec
 from gdn_testing import make_inputs
+from gdn_testing.specs import usual_problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GPUS = ("sm90", "gfx942", "gfx950")
@@ -32,23 +31,7 @@ def _no_cached_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def problem(arch: str = "sm90", **changes: Any) -> Problem:
-    """One sequence of 8192 tokens of Qwen3.5-35B on the usual part of ``arch``."""
-    facts = KNOWN[arch]
-    base = Problem(
-        arch=facts,
-        compute_units=facts.nominal_compute_units or 1,
-        num_heads=32,
-        num_key_heads=16,
-        num_seqs=1,
-        total_chunks=128,
-        max_seq_chunks=128,
-        dtype="bf16",
-        beta_dtype="fp32",
-        state_dtype="fp32",
-        snapshot_dtype="bf16",
-        is_varlen=True,
-    )
-    return replace(base, **changes)
+    return usual_problem(arch, **changes)
 
 
 def choose(

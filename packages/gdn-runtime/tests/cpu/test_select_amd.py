@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from gdn_runtime.arch import KNOWN
 from gdn_runtime.rules import Problem
 from gdn_runtime.select import Request, Selection, explain_shape
 from gdn_runtime.spec import AMD_ARCHS, FusedPrepareSpec, OptStateScanSpec, PrepareSpec, StateScanSpec, VkStateScanSpec
+from gdn_testing.specs import usual_problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -31,23 +31,7 @@ def _everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def problem(arch: str = "gfx950", **changes: Any) -> Problem:
-    """One packed sequence of 8192 tokens of Qwen3.5-35B."""
-    facts = KNOWN[arch]
-    base = Problem(
-        arch=facts,
-        compute_units=facts.nominal_compute_units or 1,
-        num_heads=32,
-        num_key_heads=16,
-        num_seqs=1,
-        total_chunks=128,
-        max_seq_chunks=128,
-        dtype="bf16",
-        beta_dtype="fp32",
-        state_dtype="fp32",
-        snapshot_dtype="bf16",
-        is_varlen=True,
-    )
-    return replace(base, **changes)
+    return usual_problem(arch, **changes)
 
 
 def choose(

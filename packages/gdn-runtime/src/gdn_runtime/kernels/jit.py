@@ -45,7 +45,7 @@ def make(spec: KernelSpec, folder: str) -> CodeObject:
         code = _load(spec, identity, place)
         if code is None:
             code = compile_spec(spec)
-            keep(code, folder)
+            _keep(code, identity, place)
     return code
 
 
@@ -54,6 +54,11 @@ def keep(code: CodeObject, folder: str) -> None:
     identity = _identity(code.spec)
     place = _place(Path(folder), code.spec, identity)
     place.parent.mkdir(parents=True, exist_ok=True)
+    _keep(code, identity, place)
+
+
+def _keep(code: CodeObject, identity: dict[str, Any], place: Path) -> None:
+    """``identity`` is that of before the compile: sources that were edited meanwhile must not name this code."""
     facts = code.facts.to_json()
     entry = {**identity, "sha256": code.digest, "facts": facts, "facts_sha256": _digest(facts)}
     _write(place.with_suffix(".hsaco"), code.elf)

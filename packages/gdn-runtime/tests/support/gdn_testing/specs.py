@@ -95,3 +95,23 @@ def code_object_specs(
         rules.opt_spec(problem, block_v, rounding),
         rules.output_spec(problem, rules.output_config(problem)[0]),
     )
+
+
+def usual_problem(arch: str, **changes: Any) -> Problem:
+    """One packed sequence of 8192 tokens of Qwen3.5-35B on the usual part of ``arch``, but for ``changes``."""
+    facts = parse_arch(arch)
+    base = Problem(
+        arch=facts,
+        compute_units=facts.nominal_compute_units or 1,
+        num_heads=32,
+        num_key_heads=16,
+        num_seqs=1,
+        total_chunks=128,
+        max_seq_chunks=128,
+        dtype="bf16",
+        beta_dtype="fp32",
+        state_dtype="fp32",
+        snapshot_dtype="bf16",
+        is_varlen=True,
+    )
+    return replace(base, **changes)

@@ -59,11 +59,6 @@ def sched_fence(crossing=0):
     rocdl.sched_barrier(crossing)
 
 
-def sched_group(kind, count, group=0):
-    """Next in the schedule of this region: ``count`` instructions of ``kind``."""
-    rocdl.sched_group_barrier(kind, count, group)
-
-
 def read_transposed(place, distance=0):
     """Four bf16 of a column, two words (gfx950). Lane i of a group of 16 names 8 bytes of row i // 4, columns from
     4 * (i % 4) on, and gets column i of these 4 x 16: its four rows in order."""

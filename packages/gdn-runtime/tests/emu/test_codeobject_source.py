@@ -158,6 +158,18 @@ def test_what_the_code_depends_on_is_in_the_key(
     assert compiler.count == 2 and len(list(folder.glob("*.json"))) == 2
 
 
+def test_sources_that_change_during_a_compile_do_not_name_its_code(
+    folder: Path, compiler: Compiler, spec: ProbeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edited(given: KernelSpec) -> CodeObject:
+        monkeypatch.setattr(jit, "source_digest", lambda spec: "0" * 64)
+        return compiler(given)
+
+    monkeypatch.setattr(jit, "compile_spec", edited)
+    code_object(spec)
+    assert jit.find(spec, str(folder)) is None, "code of the old sources under the name of the new ones"
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -15,8 +15,8 @@ from gdn_testing import GdnInputs, assert_bitwise_equal, assert_close_rel, asser
 BF16, FP32 = torch.bfloat16, torch.float32
 NAN = float("nan")
 
-TOL = 1e-2
-"""As test_block_emulate: K5 cuts to bf16 by default, where test_cases rounds and has 5e-3."""
+TOL = 6e-3
+"""Relative L2. K5 cuts to bf16 by default, where test_cases rounds and has 5e-3: measured worst 5.91e-3, in case C03."""
 
 Result = tuple[Tensor, Tensor]
 

@@ -16,7 +16,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 NAN = float("nan")
 
 TOL = 6e-3
-"""Relative L2. K5 cuts to bf16 by default, where test_cases rounds and has 5e-3: measured worst 5.91e-3, in case C03."""
+"""Relative L2. K5 cuts to bf16 by default, where test_cases rounds and has 5e-3: measured worst 5.91e-3, case C03."""
 
 Result = tuple[Tensor, Tensor]
 

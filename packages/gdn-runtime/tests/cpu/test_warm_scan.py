@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -267,3 +269,30 @@ def test_no_sequence_and_no_launch(launches: list[Launch]) -> None:
     w = torch.zeros(0, 2, 64, 128, dtype=BF16)
     h, _, _ = chunk_gated_delta_rule_fwd_h(k, w, w, backend="emulate", arch="gfx950")
     assert not launches and h.shape == (0, 1, 2, 128, 128)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulate"])
+def test_a_dense_plan_keeps_no_tensor_of_its_calls_alive(launches: list[Launch], backend: str) -> None:
+    """Plans of dense calls are shared by all batches of a shape, and live as long as the process."""
+    x = make_inputs((2, 30), 4, 2, state="random")
+    args: Args = {
+        "k": x.k,
+        "w": torch.zeros(2, 4, 30, 128, dtype=BF16),
+        "u": torch.zeros(2, 4, 30, 128, dtype=BF16),
+        "g": torch.zeros(2, 30, 4),
+        "initial_state": torch.zeros(5, 4, 128, 128),
+        "initial_state_indices": torch.tensor([3, 0], dtype=torch.int32),
+        "has_initial_state": torch.ones(2, dtype=torch.bool),
+        "output_final_state": True,
+        "backend": backend,
+        "arch": "gfx950" if backend == "emulate" else None,
+    }
+    del x
+    for _ in range(2):
+        chunk_gated_delta_rule_fwd_h(**args)
+    alive = {name: weakref.ref(value) for name, value in args.items() if isinstance(value, Tensor)}
+    assert len(alive) == 7 and len(launches) == (2 if backend == "emulate" else 0)
+    args.clear()
+    launches.clear()
+    gc.collect()
+    assert [name for name, reference in alive.items() if reference() is not None] == []

@@ -7,6 +7,7 @@ the plan, which lives as long as the metadata of its batch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -36,7 +37,7 @@ class WarmScan:
 
     ``final_shape`` None: the final states go into ``initial_state`` if ``in_place``, else nobody wants them.
     ``indices`` and ``mask`` are those of the last call, which all layers of a model share: seen again, they are not
-    looked into.
+    looked into. They are not kept alive, for plans of dense calls live on.
     """
 
     __slots__ = (
@@ -72,19 +73,19 @@ class WarmScan:
         self.final = None if final_shape is None else _template(final_shape, final_dtype, device)
         self.in_place = in_place
         self.launch = launch
-        self.indices, self.indices_facts = indices, _facts(indices)
-        self.mask, self.mask_facts = mask, _facts(mask)
+        self.indices, self.indices_facts = _reference(indices), _facts(indices)
+        self.mask, self.mask_facts = _reference(mask), _facts(mask)
 
     def fits(self, indices: Tensor | None, mask: Tensor | None) -> bool:
         """Whether the slots and the mask of a call are like those of the first one; what the signature leaves out."""
-        if indices is not self.indices:
+        if indices is not self.indices():
             if _facts(indices) != self.indices_facts:
                 return False
-            self.indices = indices
-        if mask is not self.mask:
+            self.indices = _reference(indices)
+        if mask is not self.mask():
             if _facts(mask) != self.mask_facts:
                 return False
-            self.mask = mask
+            self.mask = _reference(mask)
         return self.settings is env.settings()
 
     def allocate(self, u: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -94,6 +95,15 @@ class WarmScan:
         if self.final is not None:
             return h, v_new, torch.empty_like(self.final)
         return h, v_new, initial_state if self.in_place else None
+
+
+def _nothing() -> None:
+    return None
+
+
+def _reference(x: Tensor | None) -> Callable[[], Tensor | None]:
+    """What gives ``x`` while somebody else holds it."""
+    return _nothing if x is None else weakref.ref(x)
 
 
 def _facts(x: Tensor | None) -> Signature | None:

@@ -12,7 +12,7 @@ from kernels.gdn import CONFIGS, Configs, Device, run_block
 
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import OutputConfig, PrepareConfig, StateScanConfig
-from gdn_testing import GdnInputs, assert_close_rel, make_inputs
+from gdn_runtime.testing import GdnInputs, assert_close_rel, make_inputs
 
 LENS = [70, 0, 64, 1]
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

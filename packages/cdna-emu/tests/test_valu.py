@@ -624,6 +624,7 @@ def test_16_bit_integers(text: str) -> None:
     for turn in range(3):
         bits = [ints(turn + k) for k in range(3)]
         expected = I16[text](*map(low, bits)).view(np.uint16)
-        state = run(text, {0: 0xABCD0000, **dict(enumerate(bits, 1))})
+        # Every other turn with MODE.FP16_OVFL, which clamps results of f16 and leaves integers alone.
+        state = run(text, {0: 0xABCD0000, **dict(enumerate(bits, 1))}, mode=MODE | turn % 2 << 23)
         assert (low(state.vgpr(0)) == expected).all()
         assert (high(state.vgpr(0)) == (0xABCD if "v3" in text else 0)).all()

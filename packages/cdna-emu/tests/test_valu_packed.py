@@ -301,6 +301,22 @@ def test_f16_rounding_up_and_down() -> None:
     assert (run("v_cvt_f16_f32 v0, v1", {1: -above}, mode=MODE | 8).vgpr(0) == 0xBC01).all()
 
 
+def test_f16_that_overflows_is_clamped_under_fp16_ovfl() -> None:
+    """Infinities and NaN stay."""
+    values = np.array([1e5, -1e5, 65519.0, 65520.0, np.inf, -np.inf, np.nan, 1.0], np.float32)
+    a = np.tile(values, LANES // len(values)).view(np.uint32)
+    got = f16(low(run("v_cvt_f16_f32 v0, v1", {1: a}, mode=MODE | 1 << 23).vgpr(0)))[: len(values)]
+    expected = np.array([65504, -65504, 65504, 65504, np.inf, -np.inf, np.nan, 1], np.float16)
+    np.testing.assert_array_equal(got, expected)
+    both = run("v_cvt_pk_f16_f32 v0, v1, v1", {1: a}, mode=MODE | 1 << 23).vgpr(0)
+    for part in (low(both), high(both)):
+        np.testing.assert_array_equal(f16(part)[: len(values)], expected)
+    one = np.full(LANES, 1.0, np.float32).view(np.uint32)
+    mixed = run("v_fma_mixhi_f16 v0, v1, v2, neg(0)", {0: 0x1234, 1: a, 2: one}, mode=MODE | 1 << 23).vgpr(0)
+    np.testing.assert_array_equal(f16(high(mixed))[: len(values)], expected)
+    assert (low(mixed) == 0x1234).all()
+
+
 def test_halves_of_sdwa_sources() -> None:
     a = halves(0)
     got = run("v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1", {1: a}).vgpr(0)
@@ -320,7 +336,7 @@ def test_packs() -> None:
     assert (high(got).view(np.int16) == np.clip(b.view(np.int32), -32768, 32767)).all()
     got = run("v_cvt_pk_u16_u32 v0, v1, v2", {1: a, 2: b}).vgpr(0)
     assert (low(got) == np.minimum(a, 65535)).all() and (high(got) == np.minimum(b, 65535)).all()
-    got = run("v_pack_b32_f16 v0, v1, v2 op_sel:[1,0,0]", {1: a, 2: b}).vgpr(0)
+    got = run("v_pack_b32_f16 v0, v1, v2 op_sel:[1,0,0]", {1: a, 2: b}, mode=MODE | 1 << 23).vgpr(0)
     assert (low(got) == high(a)).all() and (high(got) == low(b)).all()
     x = np.linspace(-2, 2, LANES).astype(np.float32)
     got = run("v_cvt_pknorm_i16_f32 v0, v1, v2", {1: x, 2: -x}).vgpr(0)

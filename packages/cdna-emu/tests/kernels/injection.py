@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from elftools.elf.elffile import ELFFile
 
-from gdn_testing import make_inputs
+from gdn_runtime.testing import make_inputs
 
 from .compiled import Compiled
 from .gdn import Device, run_state_scan

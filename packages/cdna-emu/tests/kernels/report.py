@@ -22,7 +22,8 @@ from gdn_runtime.codeobject.emulate import memory_range
 from gdn_runtime.codeobject.launch import Launcher, LoadedKernel
 from gdn_runtime.codeobject.stages.backend import CodeObjectStages
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import code_object_specs, make_inputs, problem_of, rel_l2, run_stages
+from gdn_runtime.testing import make_inputs, rel_l2
+from gdn_testing import code_object_specs, problem_of, run_stages
 
 from .compiled import ARCHS
 from .gdn import Device, Launched, run_block

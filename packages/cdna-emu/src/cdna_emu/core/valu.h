@@ -228,6 +228,12 @@ static inline void round_lanes16(const float from[LANES], uint16_t to[LANES], ui
         EACH_LANE to[l] = f16_rounded(from[l], rounding);
 }
 
+/* MODE.FP16_OVFL: what overflowed becomes the largest finite f16; infinities stay. */
+static inline void saturate16(const float from[LANES], uint16_t to[LANES])
+{
+    EACH_LANE if ((to[l] & 0x7fff) == 0x7c00 && isfinite(from[l])) to[l]--;
+}
+
 static inline uint32_t rounding16(const Wave *w) { return w->mode >> 2 & 3; }
 
 static inline void finish16(const Wave *w, const Insn *i, uint16_t d[LANES])

@@ -123,10 +123,17 @@ static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
 {
     uint32_t ta[LANES], tb[LANES], d[LANES];
     uint16_t low[LANES], high[LANES];
+    float fa[LANES], fb[LANES];
     const uint32_t *a = float_source(w, i, 0, ta), *b = float_source(w, i, 1, tb);
     EACH_LANE {
-        low[l] = f16_from_f32_rounded(f32_of_bits(a[l]), rounding, 0);
-        high[l] = f16_from_f32_rounded(f32_of_bits(b[l]), rounding, 0);
+        fa[l] = f32_of_bits(a[l]);
+        fb[l] = f32_of_bits(b[l]);
+        low[l] = f16_from_f32_rounded(fa[l], rounding, 0);
+        high[l] = f16_from_f32_rounded(fb[l], rounding, 0);
+    }
+    if (w->mode & MODE_FP16_OVFL) {
+        saturate16(fa, low);
+        saturate16(fb, high);
     }
     finish16(w, i, low);
     finish16(w, i, high);
@@ -164,6 +171,7 @@ static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
     uint16_t d[LANES]; \
     EACH_LANE r[l] = (expression); \
     round_lanes16(r, d, rounding16(w)); \
+    if (w->mode & MODE_FP16_OVFL) saturate16(r, d); \
     finish16(w, i, d); \
     write16(w, i, d, false); \
     return true
@@ -173,21 +181,11 @@ static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
     write16(w, i, d, false); \
     return true
 
-static bool refuses(const Wave *w, const Insn *i)
-{
-    if (!(w->mode & MODE_FP16_OVFL)) return false;
-    switch (i->op) { /* saturation of f16 results is not modelled */
-    case OP_v_cvt_f16_f32:
-    case OP_v_cvt_pkrtz_f16_f32:
-    case OP_v_cvt_pk_f16_f32:
-    case OP_v_cvt_sr_f16_f32: return true;
-    default: return false;
-    }
-}
-
 WIDE bool exec_vector_convert(const Group *g, Wave *w, const Insn *i)
 {
-    if (i->op < OP_v_cvt_f32_i32 || i->op > OP_v_cvt_sr_bf16_f32 || refuses(w, i)) return false;
+    if (i->op < OP_v_cvt_f32_i32 || i->op > OP_v_cvt_sr_bf16_f32) return false;
+    /* Saturation of stochastic rounding is not modelled. */
+    if (i->op == OP_v_cvt_sr_f16_f32 && (w->mode & MODE_FP16_OVFL)) return false;
     uint32_t rounding32 = w->mode & 3;
     switch (i->op) {
     case OP_v_cvt_f32_i32: {

@@ -245,6 +245,8 @@ WIDE static bool exec_i16(Wave *w, const Insn *i)
 bool exec_vector_half(const Group *g, Wave *w, const Insn *i)
 {
     (void)g;
-    if (i->op < OP_v_add_f16 || i->op > OP_v_sat_pk_u8_i16 || (w->mode & MODE_FP16_OVFL)) return false;
-    return i->op < OP_v_add_u16 ? exec_f16(w, i) : exec_i16(w, i);
+    if (i->op < OP_v_add_f16 || i->op > OP_v_sat_pk_u8_i16) return false;
+    if (i->op >= OP_v_add_u16) return exec_i16(w, i);
+    /* Saturation of f16 results is not modelled; packing cannot overflow. */
+    return (!(w->mode & MODE_FP16_OVFL) || i->op == OP_v_pack_b32_f16) && exec_f16(w, i);
 }

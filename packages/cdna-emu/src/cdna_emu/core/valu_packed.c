@@ -279,13 +279,14 @@ WIDE static bool exec_mix(Wave *w, const Insn *i)
     uint16_t half[LANES];
     if (w->mode & 3) { /* the host's rounding is not to nearest then */
         EACH_LANE {
-            float r = fmaf(a[l], b[l], c[l]);
-            half[l] = rounding ? f16_rounded(r, rounding) : f16_from_f32(r);
+            c[l] = fmaf(a[l], b[l], c[l]);
+            half[l] = rounding ? f16_rounded(c[l], rounding) : f16_from_f32(c[l]);
         }
     } else {
         EACH_LANE c[l] = fmaf(a[l], b[l], c[l]);
         round_lanes16(c, half, rounding);
     }
+    if (w->mode & MODE_FP16_OVFL) saturate16(c, half);
     finish16(w, i, half);
     EACH_LANE d[l] = (old[l] & ~(0xffffu << shift)) | (uint32_t)half[l] << shift;
     write32(w, i, 0, d, lane_mask(w, i));
@@ -390,8 +391,6 @@ bool exec_vector_packed(const Group *g, Wave *w, const Insn *i)
     if (i->op < OP_v_pk_fma_f32) return !(w->mode & MODE_FP16_OVFL) && exec_pk_f16(w, i);
     uint32_t rounding = w->mode & 3;
     static const int host[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    bool mixed16 = i->op == OP_v_fma_mixlo_f16 || i->op == OP_v_fma_mixhi_f16;
-    if (mixed16 && (w->mode & MODE_FP16_OVFL)) return false;
     if (rounding) fesetround(host[rounding]);
     bool done = i->op < OP_v_fma_mix_f32 ? exec_pk_f32(w, i) : i->op < OP_v_dot2_i32_i16 ? exec_mix(w, i) : exec_dot(w, i);
     if (rounding) fesetround(FE_TONEAREST);

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import value_error
-from .spec import BACKENDS, BLOCK_V, PREPARE_MODES
+from .spec import AMD_ROUTES, BACKENDS, BLOCK_V, PREFILL_PATHS, PREPARE_MODES
 
 PREFIX = "GDN_"
 
@@ -89,6 +89,22 @@ VARIABLES: tuple[Var, ...] = (
         _AUTO,
         "Forces one kernel (fused) or two (split) for stages K1..K4. For tuning and for comparing the two.",
         (_AUTO, *PREPARE_MODES),
+    ),
+    Var(
+        "GDN_PREFILL",
+        "choice",
+        "fast",
+        "Path of the block on the backend triton. fast: two to four kernels without snapshots, w and u, where they "
+        "take the call (sm90, Triton 3.6; see `explain`). staged: K1..K6.",
+        PREFILL_PATHS,
+    ),
+    Var(
+        "GDN_AMD_ROUTE",
+        "choice",
+        _AUTO,
+        "What K1..K4 hand to K5 in a call of the block on the backends flydsl and emulate: w and u (staged) or T' "
+        "(tprime). auto: T' for large grids, unless GDN_K5_BLOCK_V is set.",
+        (_AUTO, *AMD_ROUTES),
     ),
     Var(
         "GDN_CHECK_INDICES",
@@ -174,6 +190,8 @@ class Settings:
 
     backend: str
     prepare_mode: str
+    prefill: str
+    amd_route: str
     check_indices: bool
     k5_block_v: int | None
     arch: str

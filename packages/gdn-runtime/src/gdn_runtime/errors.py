@@ -36,14 +36,14 @@ class MissingCodeObjectError(RuntimeError):
         super().__init__(f"no code object of {spec}: {reason}")
 
 
-class CaptureError(RuntimeError):
-    """A stream is being captured, and something would have to be compiled or loaded: warm up first."""
+WARM_UP = "warm up first, with gdn_runtime.warmup() or one call of the same kind"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} while a stream is being captured: warm up first, with gdn_runtime.warmup() or one call of the "
-            "same kind"
-        )
+
+class CaptureError(RuntimeError):
+    """A stream is being captured, and something would have to be done before: compiling, loading, allocating."""
+
+    def __init__(self, what: str, advice: str = WARM_UP) -> None:
+        super().__init__(f"{what} while a stream is being captured: {advice}")
 
 
 class CorruptCodeObjectError(RuntimeError):

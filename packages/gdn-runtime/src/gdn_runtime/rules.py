@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from .arch import ArchFacts
 from .errors import UnsupportedError
+from .plan import cdiv
 from .spec import (
+    CHUNK,
+    FAST_ARCH,
     HEAD_DIM,
     Dtype,
+    FastPrefillSpec,
     FusedPrepareSpec,
     L2NormSpec,
     OptStateScanSpec,
@@ -20,7 +24,9 @@ from .spec import (
     Rounding,
     StateScanConfig,
     StateScanSpec,
+    TPrepareSpec,
     VkStateScanSpec,
+    VSplitScanSpec,
 )
 from .tables import ScanKey, vk_block_v
 
@@ -147,6 +153,88 @@ def output_spec(problem: Problem, config: OutputConfig) -> OutputSpec:
     )
 
 
+# ------------------------------------------------------------------------------------------------ the fast path of sm90
+
+FAST_TRITON = (3, 6)
+"""Version of Triton whose Gluon, an experimental part of it, the kernels are written for and tested with."""
+
+MIN_SEGMENTED = 64
+"""Chunks of the longest sequence: 40 chunks and 64 programs take 83 us as a whole and 88 in segments of 16."""
+
+MAX_MAPS = 1024
+"""Segments and value heads, counting those that short sequences do not have: their maps and states take 192 KB each."""
+
+MAX_FAST_GATES = 2**31 - 1
+"""The copy engine counts in 32 bits; three numbers per token and value head are the most that it counts here."""
+
+
+def fast_refusal(problem: Problem, triton_version: tuple[int, ...]) -> str | None:
+    """Why the fast path does not take a call that runs on Triton; None if it does."""
+    p = problem
+    if p.arch.name != FAST_ARCH:
+        return f"it is for {FAST_ARCH}, not for {p.arch.name}"
+    if triton_version[:2] != FAST_TRITON:
+        wanted, got = (".".join(map(str, version)) for version in (FAST_TRITON, triton_version))
+        return f"it is written for Triton {wanted}, not for {got}"
+    if p.snapshot_dtype != p.dtype:
+        return f"snapshots in {p.snapshot_dtype} are asked for, and it keeps none"
+    if p.total_chunks == 0:
+        return "there are no tokens"
+    if 3 * p.total_chunks * CHUNK * p.num_heads > MAX_FAST_GATES:
+        return f"{p.total_chunks} chunks of {p.num_heads} heads are more than it can address"
+    return None
+
+
+def segment_chunks(problem: Problem) -> tuple[int, str]:
+    """Rule for the chunks per segment of the fast path; 0 for scans over whole sequences.
+
+    Every segment but the last is scanned twice, so that it pays while most compute units would be idle: two scans on a
+    unit cost each 40 %. H200, 132 SMs, 8192 tokens, us with segments of 16 / 32 / 64 chunks and whole sequences: 16
+    programs 81, 106, 183, 221; 32 programs 126, 122, 189, 229; 64 programs 251, 210, 213, 249.
+    """
+    p = problem
+    programs = 2 * p.num_heads * p.total_chunks / max(p.max_seq_chunks, 1)
+    why = f"{programs:.0f} programs scan at a time on {p.compute_units} compute units"
+    if 2 * programs > p.compute_units or p.max_seq_chunks < MIN_SEGMENTED:
+        return 0, f"whole sequences, {why}"
+    size = 32 if programs * p.max_seq_chunks >= 32 * p.compute_units else 16
+    if p.num_seqs * p.num_heads * cdiv(p.max_seq_chunks, size) > MAX_MAPS:
+        return 0, f"whole sequences, {why}, but too many of them for maps of their segments"
+    return size, f"segments of {size} chunks, {why}"
+
+
+def p_in_scan(problem: Problem) -> tuple[bool, str]:
+    """Rule for where P of the fast path is formed.
+
+    In the scan, which costs each of its two programs per head a product; prepare writes nothing but the inverse then,
+    in its kernel for four chunks and heads. H200, us, with P from prepare and in the scan: 32/16, 4 x 8192 547 and 458,
+    1 x 8192 277 and 262, dense 2500 96 and 94; 8/2, 1 x 8192 89 and 86, 8 x 8192 342 and 300.
+    """
+    if problem.dtype != "bf16":
+        return False, "P and an inverse refined for fp16 from prepare"
+    return True, "P formed in the scan"
+
+
+def fast_prefill_spec(problem: Problem, p_in_scan: bool, segment: int) -> FastPrefillSpec:
+    """The spec of the fast path for ``problem``."""
+    p = problem
+    return FastPrefillSpec(
+        arch=p.arch.name,
+        dtype=p.dtype,
+        beta_dtype=p.beta_dtype,
+        state_dtype=p.state_dtype,
+        num_heads=p.num_heads,
+        num_key_heads=p.num_key_heads,
+        is_varlen=p.is_varlen,
+        use_initial_state=p.use_initial_state,
+        store_final_state=p.store_final_state,
+        use_state_indices=p.use_state_indices,
+        use_state_mask=p.use_state_mask,
+        p_in_scan=p_in_scan,
+        segment_chunks=segment,
+    )
+
+
 # ------------------------------------------------------------------------------------------------ AMD code objects
 
 
@@ -169,6 +257,81 @@ def fused_prepare_spec(problem: Problem, variant: PrepareVariant) -> FusedPrepar
     """The spec of the FlyDSL K1..K4."""
     p = problem
     return FusedPrepareSpec(p.arch.name, variant, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, p.beta_dtype)
+
+
+TPRIME_BLOCK_V = {"gfx942": (64, 128), "gfx950": (128,)}
+"""What ``tprime_block_v`` picks, narrow first."""
+
+
+def tprime_block_v(problem: Problem) -> tuple[int | None, str]:
+    """Rule for the route of a block: columns of v per workgroup of the V-split K5 for the T' route, None for w and u.
+
+    T' takes 37 % fewer bytes and 22 to 24 % fewer instructions of K1..K5, and a prepare of half the time, against a K5
+    that splits a head less finely: it waits for a grid that fills the device. Cycles of the emulator's model of both
+    kernels per head against prepare "wave" and `opt` with 64 columns (bf16 snapshots): gfx950 -3 % with one scan per
+    compute unit and -19 % with two; gfx942 -11 % with two, but +11 % with one, where 64 columns make it +1 %: a tie
+    that the bytes decide, for at half of that pace the usual part would need 8 TB/s with w and u.
+
+    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time.
+    """
+    p = problem
+    scans = p.num_heads * p.total_chunks / max(p.max_seq_chunks, 1)
+    why = f"{scans:.0f} scans at a time on {p.compute_units} compute units"
+    if prepare_variant(p)[0] != "wave" or scans < p.compute_units:
+        return None, why
+    tiles = TPRIME_BLOCK_V[p.arch.name]
+    return tiles[-1] if scans >= 2 * p.compute_units else tiles[0], why
+
+
+def tprime_refusal(problem: Problem) -> str | None:
+    """What of a call the kernels of the T' route do not take; None if they take all of it. The block passes none of
+    it."""
+    p = problem
+    faults = {
+        "no gates": not p.use_g,
+        "per-key gates": p.use_gk,
+        "gates [B,T,H]": not p.g_head_major,
+        "no v_new": not p.save_new_value,
+    }
+    return next((fault for fault, found in faults.items() if found), None)
+
+
+def tprime_prepare_spec(problem: Problem) -> TPrepareSpec:
+    """The spec of K1..K4 up to T'."""
+    p = problem
+    return TPrepareSpec(p.arch.name, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, p.beta_dtype)
+
+
+def vsplit_spec(problem: Problem, block_v: int, rounding: Rounding) -> VSplitScanSpec:
+    """The spec of the V-split K5. Raises UnsupportedError for what only the other kernels of K5 do."""
+    p = problem
+    refusal = tprime_refusal(p)
+    if refusal is not None:
+        raise UnsupportedError("K5 with T' in place of w and u", got=refusal, supported=["gates [B,H,T] and v_new"])
+    return VSplitScanSpec(
+        arch=p.arch.name,
+        block_v=block_v,
+        num_heads=p.num_heads,
+        num_key_heads=p.num_key_heads,
+        is_varlen=p.is_varlen,
+        use_exp2=p.use_exp2,
+        use_initial_state=p.use_initial_state,
+        store_final_state=p.store_final_state,
+        use_state_indices=p.use_state_indices,
+        state_dtype=p.state_dtype,
+        snapshot_dtype=p.snapshot_dtype,
+        rounding=rounding,
+    )
+
+
+def opt_rounding(arch: str, *, block: bool) -> Rounding:
+    """Rule for how K5 `opt` makes bf16 of fp32 where a call does not say: for the ``block``, or for the op of K5 alone.
+
+    The op truncates, as aiter's does by default. The block rounds on gfx950, whose packed convert takes the place of a
+    byte permutation: instructions of a chunk -1 to +2 %, error of o 3.8e-3 to 4.4e-3 instead of 4.8e-3 to 7.0e-3 (no
+    decay, 65 to 1000 tokens). gfx942 has no such convert: 1.7 to 2.3 times the instructions, so the block truncates.
+    """
+    return "nearest" if block and arch == "gfx950" else "truncate"
 
 
 def opt_spec(problem: Problem, block_v: int, rounding: Rounding) -> OptStateScanSpec:

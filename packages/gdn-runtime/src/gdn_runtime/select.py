@@ -6,6 +6,7 @@ Order of choice for each setting: argument of the call, environment variable, tu
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,20 +22,30 @@ from .errors import BundleError, UnsupportedError, value_error
 from .log import logger
 from .plan import cdiv
 from .rules import (
+    TPRIME_BLOCK_V,
     Problem,
     check_code_objects,
+    fast_prefill_spec,
+    fast_refusal,
     fused_prepare_spec,
     l2norm_spec,
+    opt_rounding,
     opt_spec,
     output_config,
     output_spec,
+    p_in_scan,
     prepare_config,
     prepare_spec,
     prepare_variant,
+    segment_chunks,
     state_scan_config,
     state_scan_spec,
+    tprime_block_v,
+    tprime_prepare_spec,
+    tprime_refusal,
     vk_spec,
     vk_tile,
+    vsplit_spec,
 )
 from .spec import (
     AMD_ARCHS,
@@ -43,6 +54,7 @@ from .spec import (
     SCAN_BLOCK_V,
     Backend,
     Dtype,
+    FastPrefillSpec,
     FusedPrepareSpec,
     KernelSpec,
     L2NormSpec,
@@ -53,7 +65,9 @@ from .spec import (
     Rounding,
     ScanKernel,
     StateScanSpec,
+    TPrepareSpec,
     VkStateScanSpec,
+    VSplitScanSpec,
 )
 
 C = TypeVar("C")
@@ -74,44 +88,55 @@ class BackendStatus:
 
 @dataclass(frozen=True)
 class Request:
-    """What a call asks for. ``kernel``, ``rounding`` and ``block_v`` are of K5 on the code-object backends; ``stages``
-    (fields of ``Selection``) are those that it runs."""
+    """What a call asks for. ``kernel``, ``rounding`` (None: ``opt_rounding``) and ``block_v`` are of K5 on the
+    code-object backends; ``stages`` (fields of ``Selection``) are those that it runs."""
 
     backend: str = "auto"
     prepare_backend: str | None = None
     arch: str | None = None
     kernel: str = "opt"
-    rounding: Rounding = "truncate"
+    rounding: Rounding | None = None
     block_v: int | None = None
     stages: tuple[str, ...] = ("prepare", "state_scan", "output")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a call will run, stage by stage, and why. ``str()`` is the text of ``explain``."""
+    """What a call will run, stage by stage, and why. ``str()`` is the text of ``explain``.
+
+    ``fast``: the whole block in its place, None for the stages.
+    """
 
     arch: str
     prepare_backend: Backend
     backend: Backend
     l2norm: L2NormSpec
-    prepare: PrepareSpec | FusedPrepareSpec
-    state_scan: StateScanSpec | OptStateScanSpec | VkStateScanSpec
+    prepare: PrepareSpec | FusedPrepareSpec | TPrepareSpec
+    state_scan: StateScanSpec | OptStateScanSpec | VkStateScanSpec | VSplitScanSpec
     output: OutputSpec
     reasons: tuple[str, ...]
+    fast: FastPrefillSpec | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, strings and numbers, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [
-            ("arch", self.arch),
+        rows = [("arch", self.arch)]
+        if self.fast is not None:
+            cut = f"segments of {self.fast.segment_chunks} chunks" if self.fast.segment_chunks else "whole sequences"
+            rows.append(("K1..K6 fast", f"{self.backend}  {cut}"))
+        else:
+            rows += self._stage_rows()
+        lines = [f"{name:<16}{value.rstrip()}" for name, value in rows]
+        return "\n".join([*lines, *(f"- {reason}" for reason in self.reasons)])
+
+    def _stage_rows(self) -> list[tuple[str, str]]:
+        return [
             ("K1..K4 prepare", f"{self.prepare_backend}  {_words(self.prepare_backend, self.prepare)}"),
             ("K5 state scan", f"{self.backend}  {_words(self.backend, self.state_scan)}"),
             ("K6 output", f"{self.backend}  {_words(self.backend, self.output)}"),
         ]
-        lines = [f"{name:<16}{value.rstrip()}" for name, value in rows]
-        return "\n".join([*lines, *(f"- {reason}" for reason in self.reasons)])
 
 
 Explanation = Selection
@@ -119,12 +144,23 @@ Explanation = Selection
 
 def _words(
     backend: Backend,
-    spec: PrepareSpec | FusedPrepareSpec | StateScanSpec | OptStateScanSpec | VkStateScanSpec | OutputSpec,
+    spec: PrepareSpec
+    | FusedPrepareSpec
+    | TPrepareSpec
+    | StateScanSpec
+    | OptStateScanSpec
+    | VkStateScanSpec
+    | VSplitScanSpec
+    | OutputSpec,
 ) -> str:
     if backend == "reference":
         return ""
     if isinstance(spec, FusedPrepareSpec):
         return f"fused, one {spec.variant} per chunk and head"
+    if isinstance(spec, TPrepareSpec):
+        return "fused up to T', one wave per chunk and head"
+    if isinstance(spec, VSplitScanSpec):
+        return f"vsplit block_v={spec.block_v} rounding={spec.rounding}"
     if isinstance(spec, OptStateScanSpec):
         return f"opt block_v={spec.block_v} rounding={spec.rounding}"
     if isinstance(spec, VkStateScanSpec):
@@ -139,6 +175,15 @@ def _words(
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _triton_version() -> tuple[int, ...]:
+    """Major and minor version of the installed Triton; () if there is none."""
+    try:
+        return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 @functools.cache
@@ -239,7 +284,7 @@ def _auto(
     refusal = _jit_refusal(settings)
     try:
         check_code_objects(problem, "flydsl")
-        missing = [spec for spec in _needed(problem, request, settings) if not any(spec in bundle for bundle in found)]
+        missing = _missing(_needed(problem, request, settings, found), found)
     except ValueError as error:
         if _scan_options(request):
             raise
@@ -252,14 +297,22 @@ def _auto(
     return "triton", f"{triton} where flydsl cannot serve: {lacks}, and {refusal}"
 
 
-def _needed(problem: Problem, request: Request, settings: env.Settings) -> list[KernelSpec]:
-    """Specs of the code objects that a call needs on the backend flydsl."""
+def _missing(specs: list[KernelSpec], found: tuple[Bundle, ...]) -> list[KernelSpec]:
+    return [spec for spec in specs if not any(spec in bundle for bundle in found)]
+
+
+def _needed(problem: Problem, request: Request, settings: env.Settings, found: tuple[Bundle, ...]) -> list[KernelSpec]:
+    """Specs of the code objects that a call needs on the backend flydsl, given the bundles ``found``."""
     specs: list[KernelSpec] = []
+    here = request.prepare_backend in (None, "auto", "flydsl")
+    prepare: Backend = "flydsl" if here else cast(Backend, request.prepare_backend)
+    vsplit = _route(problem, "flydsl", prepare, request, settings, found, [])
     for stage in request.stages:
-        if stage == "prepare" and request.prepare_backend in (None, "auto", "flydsl"):
-            specs.append(fused_prepare_spec(problem, prepare_variant(problem)[0]))
+        if stage == "prepare" and here:
+            fused = fused_prepare_spec(problem, prepare_variant(problem)[0])
+            specs.append(fused if vsplit is None else tprime_prepare_spec(problem))
         elif stage == "state_scan":
-            specs.append(_code_object_scan(problem, request, settings, []))
+            specs.append(_code_object_scan(problem, request, settings, vsplit, []))
         elif stage == "output":
             specs.append(output_spec(problem, output_config(problem)[0]))
         elif stage == "l2norm":
@@ -338,9 +391,13 @@ def _select(
     for backend in {chosen, chosen_prepare} & CODE_OBJECT_BACKENDS:
         check_code_objects(problem, backend)
 
-    prepare = _prepare(problem, chosen_prepare, settings, reasons)
-    scan = _state_scan(problem, chosen, request, settings, reasons)
-    output = output_spec(problem, _ruled(output_config, problem, reasons, "output", chosen))
+    fast = _fast(problem, chosen, request, settings, reasons)
+    # The stages' specs stand beside the fast path's, for whoever runs one of them alone; their reasons do not.
+    why_stages = reasons if fast is None else []
+    vsplit = _route(problem, chosen, chosen_prepare, request, settings, found, why_stages)
+    prepare = _prepare(problem, chosen_prepare, settings, vsplit is not None, why_stages)
+    scan = _state_scan(problem, chosen, request, settings, vsplit, why_stages)
+    output = output_spec(problem, _ruled(output_config, problem, why_stages, "output", chosen))
     selection = Selection(
         arch=problem.arch.name,
         prepare_backend=chosen_prepare,
@@ -350,16 +407,85 @@ def _select(
         state_scan=_intern(scan),
         output=_intern(output),
         reasons=tuple(reasons),
+        fast=_intern(fast),
     )
     for spec in (selection.prepare, selection.state_scan, selection.output):
         spec.check()
+    if fast is not None:
+        fast.check()
     logger.info("selected for %s:\n%s", device, selection)
     return selection
 
 
+def _route(
+    problem: Problem,
+    backend: Backend,
+    prepare_backend: Backend,
+    request: Request,
+    settings: env.Settings,
+    found: tuple[Bundle, ...],
+    reasons: list[str],
+) -> int | None:
+    """What K1..K4 hand to K5 on a backend of code objects: columns of v per workgroup of the V-split K5 that takes T',
+    or None for w and u.
+
+    Raises UnsupportedError if GDN_AMD_ROUTE asks for T' in a call of the block that cannot take it.
+    """
+    if backend not in CODE_OBJECT_BACKENDS or not {"prepare", "state_scan"} <= set(request.stages):
+        return None
+    obstacle = tprime_refusal(problem)
+    if backend != prepare_backend:
+        obstacle = f"K1..K4 on {prepare_backend}"
+    elif _scan_options(request):
+        obstacle = f"{' and '.join(_scan_options(request))} of K5"
+    block_v, why = tprime_block_v(problem)
+    if settings.amd_route == "tprime":
+        narrowest = TPRIME_BLOCK_V[problem.arch.name][0]
+        if obstacle is not None:
+            raise UnsupportedError(f"GDN_AMD_ROUTE with {obstacle}", got="'tprime'", supported=["staged"])
+        block_v, why = settings.k5_block_v or block_v or narrowest, "GDN_AMD_ROUTE asks for it"
+    elif settings.amd_route == "staged":
+        block_v, why = None, "GDN_AMD_ROUTE asks for them"
+    elif obstacle is not None or settings.k5_block_v is not None:
+        block_v, why = None, obstacle or "GDN_K5_BLOCK_V is of another kernel"
+    elif block_v is not None and found and _jit_refusal(settings) is not None:
+        lacking = _missing([tprime_prepare_spec(problem), _vsplit(problem, request, block_v)], found)
+        if lacking:
+            block_v, why = None, f"{_names(found)} lacks {spec_text(lacking[0])}"
+    what = "w and u" if block_v is None else "T'"
+    reasons.append(f"route: {what}, {why}")
+    return block_v
+
+
+def _vsplit(problem: Problem, request: Request, block_v: int) -> VSplitScanSpec:
+    return vsplit_spec(problem, block_v, request.rounding or opt_rounding(problem.arch.name, block=True))
+
+
+def _fast(
+    problem: Problem, backend: Backend, request: Request, settings: env.Settings, reasons: list[str]
+) -> FastPrefillSpec | None:
+    """The spec of the fast path if it serves the call; else None, with the reason if it was asked for."""
+    if backend != "triton" or settings.prefill != "fast" or "output" not in request.stages:
+        return None
+    refusal = fast_refusal(problem, _triton_version())
+    if request.prepare_backend not in (None, "auto"):
+        refusal = "prepare_backend asks for stages"
+    elif settings.prepare_mode != "auto" or settings.k5_block_v is not None:
+        refusal = "GDN_PREPARE_MODE or GDN_K5_BLOCK_V asks for stages"
+    if refusal is not None:
+        reasons.append(f"stages K1..K6, not the fast path: {refusal}")
+        return None
+    in_scan, where = p_in_scan(problem)
+    segment, why = segment_chunks(problem)
+    reasons.append(f"fast path, no snapshots, w or u: {where}; {why}")
+    return fast_prefill_spec(problem, in_scan, segment)
+
+
 def _prepare(
-    problem: Problem, backend: Backend, settings: env.Settings, reasons: list[str]
-) -> PrepareSpec | FusedPrepareSpec:
+    problem: Problem, backend: Backend, settings: env.Settings, tprime: bool, reasons: list[str]
+) -> PrepareSpec | FusedPrepareSpec | TPrepareSpec:
+    if tprime:
+        return tprime_prepare_spec(problem)
     if backend in CODE_OBJECT_BACKENDS:
         return fused_prepare_spec(problem, _ruled(prepare_variant, problem, reasons, "prepare", backend))
     config = _ruled(prepare_config, problem, reasons, "prepare", backend)
@@ -370,10 +496,15 @@ def _prepare(
 
 
 def _state_scan(
-    problem: Problem, backend: Backend, request: Request, settings: env.Settings, reasons: list[str]
-) -> StateScanSpec | OptStateScanSpec | VkStateScanSpec:
+    problem: Problem,
+    backend: Backend,
+    request: Request,
+    settings: env.Settings,
+    vsplit: int | None,
+    reasons: list[str],
+) -> StateScanSpec | OptStateScanSpec | VkStateScanSpec | VSplitScanSpec:
     if backend in CODE_OBJECT_BACKENDS:
-        return _code_object_scan(problem, request, settings, reasons)
+        return _code_object_scan(problem, request, settings, vsplit, reasons)
     _refuse_scan_options(request, backend)
     config = _ruled(state_scan_config, problem, reasons, "state scan", backend)
     if backend != "reference" and settings.k5_block_v is not None:
@@ -403,17 +534,21 @@ def _scan_options(request: Request) -> list[str]:
 
 
 def _code_object_scan(
-    problem: Problem, request: Request, settings: env.Settings, reasons: list[str]
-) -> OptStateScanSpec | VkStateScanSpec:
+    problem: Problem, request: Request, settings: env.Settings, vsplit: int | None, reasons: list[str]
+) -> OptStateScanSpec | VkStateScanSpec | VSplitScanSpec:
+    """``vsplit``: of ``_route``."""
+    if vsplit is not None:
+        reasons.append(f"state scan: block_v={vsplit} by the route")
+        return _vsplit(problem, request, vsplit)
     if request.kernel not in SCAN_KERNELS:
         raise UnsupportedError("kernel", got=repr(request.kernel), supported=SCAN_KERNELS)
-    if request.rounding not in get_args(Rounding):
+    if request.rounding is not None and request.rounding not in get_args(Rounding):
         raise UnsupportedError("rounding", got=repr(request.rounding), supported=get_args(Rounding))
     if request.block_v is not None and request.block_v not in SCAN_BLOCK_V:
         raise UnsupportedError("block_v", got=request.block_v, supported=SCAN_BLOCK_V)
     if SCAN_KERNELS[request.kernel] == "vk":
-        if request.rounding != "truncate":
-            raise UnsupportedError('rounding with kernel="vk"', got=repr(request.rounding), supported=["'truncate'"])
+        if request.rounding == "truncate":
+            raise UnsupportedError('rounding with kernel="vk"', got=repr(request.rounding), supported=["'nearest'"])
         block_v, why = vk_tile(problem)
         if settings.k5_block_v is not None:
             block_v, why = settings.k5_block_v, f"block_v={settings.k5_block_v} from GDN_K5_BLOCK_V"
@@ -424,7 +559,8 @@ def _code_object_scan(
     reasons.append(f"state scan: {why}")
     if SCAN_KERNELS[request.kernel] == "vk":
         return vk_spec(problem, block_v)
-    return opt_spec(problem, block_v, request.rounding)
+    rounding = request.rounding or opt_rounding(problem.arch.name, block="output" in request.stages)
+    return opt_spec(problem, block_v, rounding)
 
 
 def _ruled(

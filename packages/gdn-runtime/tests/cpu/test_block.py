@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import GdnInputs, assert_bitwise_equal, assert_close_rel, make_inputs, poisoned, rel_l2
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, make_inputs, rel_l2
+from gdn_testing import poisoned
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAN = float("nan")

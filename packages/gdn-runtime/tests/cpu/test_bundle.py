@@ -38,7 +38,7 @@ from gdn_runtime.ops import warmup
 from gdn_runtime.ops.warmup import specs_of_row
 from gdn_runtime.rules import Problem
 from gdn_runtime.spec import KERNEL_ABI, FusedPrepareSpec, KernelSpec, L2NormSpec, OutputConfig, OutputSpec
-from gdn_testing.bundles import fake_code, manifest_of, write_bundle, write_manifest
+from gdn_testing.bundles import fake_code, manifest_of, read_manifest, write_bundle, write_manifest
 
 ARCH, OTHER = "gfx950", "gfx942"
 CUDA = torch.device("cuda", 0)
@@ -81,9 +81,17 @@ def named(*paths: Path) -> Any:
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Let ``change`` edit the manifest, and write it in the form that readers expect."""
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = read_manifest(folder)
     change(manifest)
     write_manifest(folder, manifest)
+
+
+def rename(folder: Path, entry: dict[str, Any]) -> None:
+    """Make an entry of a manifest, and its payload, one of the spec that it has now."""
+    entry["key"] = bundle.spec_hash(entry["spec"])
+    name = bundle.payload_name(entry["file"].rpartition("-")[0], entry["key"])
+    (folder / entry["file"]).rename(folder / name)
+    entry["file"] = name
 
 
 def payload(folder: Path, spec: KernelSpec) -> Path:
@@ -129,6 +137,25 @@ def test_what_is_no_spec(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError) as caught:
         spec_from_json({**spec_json(SPECS[-1]), **change})
     assert complaint in str(caught.value)
+
+
+def test_artifacts_of_packages_that_are_not_imported(folder: Path, launchers: dict[str, CountingLauncher]) -> None:
+    def move(manifest: dict[str, Any]) -> None:
+        entry = manifest["artifacts"][0]
+        entry["spec"] = {"spec": "antigravity.spec:FlightSpec", "arch": ARCH}
+        rename(folder, entry)
+        manifest["artifacts"].sort(key=lambda entry: entry["key"])
+
+    edit(folder, move)
+    found = read_bundle(folder, ARCH)
+    assert list(found.faults()) == [] and len(found.artifacts) == len(SPECS)
+    with named(folder):
+        assert gdn_runtime.warmup("cpu", arch=ARCH).kernels == len(SPECS) - 1
+    assert "antigravity" not in sys.modules
+    (artifact,) = (a for a in found.artifacts.values() if a.spec["spec"] == "antigravity.spec:FlightSpec")
+    content = (folder / artifact.file).read_bytes()
+    (folder / artifact.file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [type(fault) for fault in found.faults()] == [CorruptBundleError]
 
 
 def test_no_json_imports_a_module() -> None:
@@ -375,7 +402,7 @@ def drop(name: str) -> Callable[[dict[str, Any]], object]:
         pytest.param(lambda m: entry(m, file="x.hsaco\n"), "expected the plain name", id="newline"),
         pytest.param(lambda m: entry(m, file="x\0.hsaco"), "expected the plain name", id="nul"),
         pytest.param(lambda m: entry(m, file=7), "file of the artifact: got 7, expected str", id="not-a-name"),
-        pytest.param(lambda m: entry(m, file=m["artifacts"][1]["file"]), "a file of its own", id="shared-file"),
+        pytest.param(lambda m: entry(m, file=m["artifacts"][1]["file"]), r"expected KERNEL-\w{16}\.hsaco", id="shared"),
         pytest.param(lambda m: entry(m, bytes=-1), r"got -1, expected 1 to \d+", id="negative"),
         pytest.param(lambda m: entry(m, bytes=1 << 60), r"expected 1 to \d+", id="huge-payload"),
         pytest.param(lambda m: entry(m, bytes=True), "bytes of the artifact: got True, expected int", id="not-a-size"),
@@ -383,9 +410,33 @@ def drop(name: str) -> Callable[[dict[str, Any]], object]:
         pytest.param(lambda m: entry(m, sha256="A" * 64), "expected 64 hexadecimal digits", id="upper-case"),
         pytest.param(lambda m: entry(m, spec={"arch": OTHER}), "got 'gfx942', expected 'gfx950'", id="arch-of-a-spec"),
         pytest.param(lambda m: entry(m, more=1), "fields of the artifact", id="more-fields"),
-        pytest.param(lambda m: m["artifacts"].append(7), "fields of the artifact: got int", id="not-an-artifact"),
-        pytest.param(lambda m: m["artifacts"].reverse(), "expected each key once, in order", id="order"),
-        pytest.param(lambda m: m["artifacts"].insert(0, m["artifacts"][0]), "each key once", id="twice"),
+    ],
+)
+def test_an_unsound_artifact(
+    root: Path, folder: Path, change: Callable[[dict[str, Any]], object], complaint: str
+) -> None:
+    """What the manifest says of one artifact is looked at when that one is asked for, and by whoever verifies."""
+    first, second, *_ = (entry["spec"] for entry in read_manifest(folder)["artifacts"])
+    edit(folder, change)
+    with named(root):
+        for _ in range(2):
+            with pytest.raises(CorruptBundleError, match=complaint) as caught:
+                code_object(spec_from_json(first))
+            assert caught.value.path == folder / MANIFEST and source._codes == {}
+        with pytest.raises(CorruptBundleError, match=complaint):
+            gdn_runtime.warmup("cpu", arch=ARCH)
+        assert source._codes == {}
+        assert code_object(spec_from_json(second)) == fake_code(spec_from_json(second)), "what is sound serves"
+    assert str(caught.value) in map(str, read_bundle(folder).faults())
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        pytest.param(lambda m: m["artifacts"].reverse(), "for each key, in the order of the keys", id="order"),
+        pytest.param(lambda m: m["artifacts"].insert(0, m["artifacts"][0]), "a line for each key", id="twice"),
+        pytest.param(lambda m: entry(m, key="A" * 64), "a line for each key", id="upper-case-key"),
+        pytest.param(lambda m: entry(m, key="ab"), "a line for each key", id="short-key"),
         pytest.param(lambda m: m["toolchain"].update(flydsl=5), "version of flydsl: got 5", id="toolchain"),
         pytest.param(lambda m: m["toolchain"].update({"\x1b": "1"}), "printable ASCII text", id="escape"),
         pytest.param(lambda m: m["tables"].append({}), "fields of the table", id="tables"),
@@ -393,7 +444,7 @@ def drop(name: str) -> Callable[[dict[str, Any]], object]:
         pytest.param(lambda m: m.update(more=1), "fields of the manifest", id="more"),
         *[
             pytest.param(drop(name), "fields of the manifest", id=f"without-{name}")
-            for name in ("arch", "kernel_abi", "toolchain", "source_digest", "tables", "artifacts")
+            for name in ("arch", "kernel_abi", "toolchain", "source_digest", "tables")
         ],
         pytest.param(drop("schema"), "it has no schema", id="without-schema"),
         pytest.param(lambda m: m.update(schema=True), "it has no schema", id="schema-true"),
@@ -410,6 +461,44 @@ def test_an_unsound_manifest(
         assert source._codes == {} and bundle._in_force == {}
 
 
+def test_every_byte_of_a_manifest_counts(root: Path, folder: Path) -> None:
+    """Nothing is believed of a manifest of which one bit is another: neither what is asked for nor what is not."""
+    path = folder / MANIFEST
+    text = path.read_bytes()
+    assert json.loads(text).keys() == {"sha256", *manifest_of([], ARCH)}, "JSON for other readers too"
+    bundle.forget()
+    for place in range(0, len(text), 37):
+        path.write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
+        with named(root), pytest.raises(BundleError) as caught:
+            code_object(NORMS[0])
+        assert caught.value.path == path and source._codes == {} and bundle._in_force == {}
+    for cut in range(0, len(text), 997):
+        path.write_bytes(text[:cut])
+        with named(root), pytest.raises(CorruptBundleError):
+            code_object(NORMS[0])
+    path.write_bytes(text)
+    with named(root):
+        assert code_object(NORMS[0]) == fake_code(NORMS[0])
+
+
+def test_another_artifact_of_a_manifest_is_not_parsed(folder: Path) -> None:
+    """A line that is no JSON at all, in a manifest that was written so, harms its own artifact only."""
+    values = {name: value for name, value in read_manifest(folder).items() if name != "artifacts"}
+    broken, *rest = read_manifest(folder)["artifacts"]
+    lines = {entry.pop("key"): canonical_json(entry) for entry in (broken, *rest)}
+    with mock.patch.object(bundle, "canonical_json", lambda x: x if isinstance(x, str) else canonical_json(x)):
+        first = next(iter(lines))
+        text = bundle.manifest_bytes(values, {**lines, first: "{{}"}.items())
+    (folder / MANIFEST).write_bytes(text)
+    found = read_bundle(folder)
+    with pytest.raises(CorruptBundleError, match=rf"artifact {first}: Expecting property name"):
+        found.artifacts[first]
+    assert [found.artifacts[key].key for key in found.artifacts if key != first] == list(lines)[1:]
+    assert len(found.artifacts) == len(SPECS) and first in found.artifacts and "absent" not in found.artifacts
+    with pytest.raises(KeyError):
+        found.artifacts["absent"]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -418,6 +507,8 @@ def test_an_unsound_manifest(
         ("[]", "not a manifest"),
         ("7", "not a manifest"),
         ("[" * 100_000, "not JSON of a manifest"),
+        ('{"schema":1}', "fields of the manifest: got"),
+        ('{"arch":1,"artifacts":{\n\n},"schema":1}\n', "fields of the manifest: got"),
         ('{"schema":1,"schema":1}', "name 'schema' stands twice"),
         ('{"schema":1,"arch":{"a":1,"a":2}}', "name 'a' stands twice"),
         ('{"schema":NaN}', "got NaN, expected a number"),
@@ -509,7 +600,7 @@ def test_verifying_sees_a_spec_that_no_kernel_exists_for(folder: Path) -> None:
     for artifact in manifest["artifacts"]:
         if artifact["spec"]["spec"].endswith(":OutputSpec"):
             artifact["spec"]["config"]["num_warps"] = 3
-            artifact["key"] = bundle.spec_hash(artifact["spec"])
+            rename(folder, artifact)
     manifest["artifacts"].sort(key=lambda artifact: artifact["key"])
     write_manifest(folder, manifest)
     (fault,) = read_bundle(folder).faults()
@@ -519,9 +610,11 @@ def test_verifying_sees_a_spec_that_no_kernel_exists_for(folder: Path) -> None:
 def test_verifying_sees_another_form_and_a_later_change(folder: Path) -> None:
     found = read_bundle(folder)
     text = (folder / MANIFEST).read_text()
-    (folder / MANIFEST).write_text(json.dumps(json.loads(text), indent=1))
-    assert ["it has changed since it was read" in str(fault) for fault in found.faults()] == [True]
-    assert ["not in canonical form" in str(fault) for fault in read_bundle(folder).faults()] == [True]
+    for other in (json.dumps(json.loads(text), indent=1), canonical_json(json.loads(text)), f" {text}", text + "\n"):
+        (folder / MANIFEST).write_text(other)
+        assert ["it has changed since it was read" in str(fault) for fault in found.faults()] == [True]
+        with pytest.raises(CorruptBundleError, match="not in the form in which manifests are written"):
+            read_bundle(folder)
 
 
 # ------------------------------------------------------------------------------------------------ selection
@@ -577,7 +670,7 @@ def test_auto_asks_for_the_stages_of_the_call_only(served: Bundle) -> None:
     with named(served.folder):
         normed = select.select(problem(), CUDA, stages=("l2norm", "prepare", "state_scan", "output"))
         assert normed.backend == "triton" and "lacks l2norm (" in normed.reasons[0]
-        alone = select.select(problem(beta_dtype="bf16"), CUDA, stages=("state_scan",))
+        alone = select.select(problem(beta_dtype="bf16"), CUDA, stages=("state_scan",), rounding="nearest")
         assert alone.backend == "flydsl"
         mixed = select.select(problem(beta_dtype="bf16"), CUDA, prepare_backend="triton")
         assert (mixed.backend, mixed.prepare_backend) == ("flydsl", "triton")

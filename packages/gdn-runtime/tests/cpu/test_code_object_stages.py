@@ -10,8 +10,8 @@ import torch
 
 from gdn_runtime import UnsupportedError, build_prefill_metadata, chunk_gated_delta_rule, select
 from gdn_runtime.codeobject.stages.kernels import MAX_TOKEN_STRIDE, gates, rows
-from gdn_testing import GdnInputs, make_inputs
-from gdn_testing.launches import Launch, launching_nothing
+from gdn_runtime.testing import GdnInputs, make_inputs
+from gdn_runtime.testing.launches import Launch, launching_nothing
 
 BF16 = torch.bfloat16
 LENS = [70, 0, 65]

@@ -11,7 +11,7 @@ import torch
 
 from gdn_runtime import UnsupportedError, build_prefill_metadata, chunk_gated_delta_rule, chunk_gated_delta_rule_opt_vk
 from gdn_runtime.ops import compat
-from gdn_testing import GdnInputs, assert_bitwise_equal, make_inputs
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, make_inputs
 
 PINNED = (
     "q",

@@ -20,7 +20,7 @@ from gdn_runtime import (
     env,
 )
 from gdn_runtime.ops import block, state_scan
-from gdn_testing import GdnInputs, assert_bitwise_equal, make_inputs
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, make_inputs
 
 BF16, FP32 = torch.bfloat16, torch.float32
 Function = Callable[..., Any]

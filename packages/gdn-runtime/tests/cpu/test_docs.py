@@ -127,7 +127,9 @@ def test_demo_reports_its_measurements_as_json() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["ok"]
-    assert [row["part"] for row in report["rows"]] == ["first prefill", "continued", "final states", "other slots"]
+    decode = ["decode, all tokens", "  rounding as FP8", "decode, window", "  rounding as FP8"]
+    prefill = ["first prefill", "continued", "final states", "other slots"]
+    assert [row["part"] for row in report["rows"]] == prefill + decode
     assert all(row["ok"] == (row["error"] <= row["bound"]) for row in report["rows"])
     assert 0 < report["rows"][0]["error"] < 0.01
 

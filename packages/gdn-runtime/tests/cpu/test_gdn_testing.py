@@ -9,20 +9,18 @@ import torch
 
 import gdn_runtime.plan
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import (
+from gdn_runtime.testing import (
     CASES,
     GRID,
     KEY_NOISE,
     assert_bitwise_equal,
     assert_close_rel,
-    exact_prepare,
     list_cases,
     make_inputs,
     max_rel,
-    poison,
-    poison_empty,
     rel_l2,
 )
+from gdn_testing import exact_prepare, poison, poison_empty
 
 NAN = float("nan")
 

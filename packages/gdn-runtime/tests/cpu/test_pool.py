@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, env, reference
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs, run_stages
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs
+from gdn_testing import run_stages
 
 BF16, FP32 = torch.bfloat16, torch.float32
 INT32, INT64 = torch.int32, torch.int64

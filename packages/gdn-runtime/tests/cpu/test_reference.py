@@ -12,21 +12,16 @@ from gdn_runtime import reference
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import GATE_MIN, LOG2E
-from gdn_testing import (
+from gdn_runtime.testing import (
     CASES,
-    KEY_SETS,
     GdnInputs,
-    StageResult,
     assert_bitwise_equal,
     assert_close_rel,
     assert_finite,
-    exact_prepare,
     make_inputs,
-    plan_for,
-    poisoned,
     rel_l2,
-    run_stages,
 )
+from gdn_testing import KEY_SETS, StageResult, exact_prepare, plan_for, poisoned, run_stages
 
 # Bounds on the relative L2 error of (o, final_state) against the fp64 recurrence on the same inputs, in units of eps of
 # the dtype (2^-7 for bf16, 2^-10 for fp16: one rounding is off by 0.29 eps rms). Equal for both dtypes as measured.

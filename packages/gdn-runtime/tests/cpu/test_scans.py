@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdn_runtime import reference
-from gdn_testing import assert_close_rel, poisoned, snapshots_for
+from gdn_runtime.testing import assert_close_rel
+from gdn_testing import poisoned, snapshots_for
 from gdn_testing.scans import ScanProblem, expected_scan, opt_spec, scan_problem
 
 PROBLEMS = {

@@ -14,7 +14,7 @@ from gdn_runtime import UnsupportedError, chunk_gated_delta_rule, env, explain, 
 from gdn_runtime.rules import Problem
 from gdn_runtime.select import Selection
 from gdn_runtime.spec import StateScanSpec
-from gdn_testing import make_inputs
+from gdn_runtime.testing import make_inputs
 from gdn_testing.specs import usual_problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -187,7 +187,7 @@ def test_equal_specs_are_one_object() -> None:
 
 def test_waves_take_over_when_there_is_work_for_all_compute_units() -> None:
     def variant(total_chunks: int) -> str:
-        chosen = choose(given=problem(total_chunks=total_chunks, max_seq_chunks=1, num_heads=16))
+        chosen = choose(given=problem(total_chunks=total_chunks, max_seq_chunks=total_chunks, num_heads=16))
         assert isinstance(chosen.prepare, FusedPrepareSpec)
         return chosen.prepare.variant
 
@@ -224,6 +224,21 @@ def test_names_of_the_kernels() -> None:
     assert "vk block_v=" in str(chosen)
 
 
+@pytest.mark.parametrize("arch", AMD_ARCHS)
+def test_rounding_of_a_call_that_does_not_say(arch: str) -> None:
+    """The block rounds where that is free, K5 alone truncates; either does as it is told."""
+
+    def rounding(**asked: Any) -> str:
+        scan = choose(arch, **asked).state_scan
+        assert isinstance(scan, OptStateScanSpec)
+        return scan.rounding
+
+    assert rounding() == ("nearest" if arch == "gfx950" else "truncate")
+    assert rounding(stages=("state_scan",)) == "truncate"
+    for asked in ("nearest", "truncate"):
+        assert rounding(rounding=asked) == rounding(rounding=asked, stages=("state_scan",)) == asked
+
+
 VK = {"g_head_major": False}
 
 
@@ -246,8 +261,8 @@ VK = {"g_head_major": False}
         (
             "gfx950",
             VK,
-            {"kernel": "vk", "rounding": "nearest"},
-            "rounding with kernel=\"vk\": got 'nearest', supported",
+            {"kernel": "vk", "rounding": "truncate"},
+            "rounding with kernel=\"vk\": got 'truncate', supported: 'nearest'",
         ),
         (
             "gfx950",
@@ -292,10 +307,11 @@ def test_explain_without_a_device(arch: str, backend: str, monkeypatch: pytest.M
     scan = explanation.state_scan
     assert isinstance(scan, OptStateScanSpec) and scan.use_state_indices and scan.snapshot_dtype == "fp32"
     lines = str(explanation).splitlines()
+    rounding = "nearest" if arch == "gfx950" else "truncate"
     assert lines[:4] == [
         f"arch            {arch}",
         f"K1..K4 prepare  {backend}  fused, one wave per chunk and head",
-        f"K5 state scan   {backend}  opt block_v={scan.block_v} rounding=truncate",
+        f"K5 state scan   {backend}  opt block_v={scan.block_v} rounding={rounding}",
         f"K6 output       {backend}  Triton kernel, block_v=64 num_warps=4 num_stages=1",
     ]
     assert explanation.as_dict()["prepare"]["variant"] == "wave"

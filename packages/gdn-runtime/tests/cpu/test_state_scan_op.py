@@ -18,7 +18,8 @@ from gdn_runtime import (
     env,
     reference,
 )
-from gdn_testing import GdnInputs, StageResult, assert_bitwise_equal, assert_close_rel, make_inputs, run_stages
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, make_inputs
+from gdn_testing import StageResult, run_stages
 from gdn_testing.refusals import Args, Change, at, each, gap_in_rows, int32, meta, put, refuse
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -14,8 +14,8 @@ from torch import Tensor
 from gdn_runtime import UnsupportedError, build_prefill_metadata, chunk_gated_delta_rule_fwd_h, env, select
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.spec import OptStateScanSpec, VkStateScanSpec
-from gdn_testing import assert_bitwise_equal, make_inputs
-from gdn_testing.launches import Launch, launching_nothing
+from gdn_runtime.testing import assert_bitwise_equal, make_inputs
+from gdn_runtime.testing.launches import Launch, launching_nothing
 from gdn_testing.refusals import Args
 
 BF16 = torch.bfloat16

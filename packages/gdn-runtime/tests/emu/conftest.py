@@ -54,9 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_if_obstructed(items, HERE)
+
+
+def skip_if_obstructed(items: list[pytest.Item], folder: Path) -> None:
+    """Mark the tests below ``folder`` as skipped where they cannot run."""
     obstacle = _obstacle()
     for item in items:
-        if obstacle is not None and HERE in item.path.parents:
+        if obstacle is not None and folder in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=obstacle))
 
 

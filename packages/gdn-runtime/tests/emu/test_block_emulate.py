@@ -25,25 +25,23 @@ from gdn_runtime.codeobject.emulate import collect_results
 from gdn_runtime.errors import MissingCodeObjectError
 from gdn_runtime.ops.backends import stages
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import (
+from gdn_runtime.testing import (
     GdnInputs,
     assert_bitwise_equal,
     assert_close_rel,
     assert_finite,
-    code_object_specs,
     make_inputs,
     max_rel,
-    poisoned,
-    problem_of,
-    run_stages,
+    rel_l2,
 )
+from gdn_testing import code_object_specs, poisoned, problem_of, run_stages
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-TOL = 1e-2
-"""Relative L2 error against fp64. K5 cuts its operands and bf16 states to the high 16 bits, which errs twice as much as
-rounding, and always toward zero. Measured: o 0.0047 to 0.0054; states in fp32 0.0045, in bf16 0.0063 after one call and
-0.0074 after two."""
+TOL = {"gfx942": 1e-2, "gfx950": 5e-3}
+"""Relative L2 error against fp64. On gfx942 K5 cuts its operands and bf16 states to the high 16 bits, which errs twice
+as much as the rounding of gfx950, and always toward zero. Measured there: o 0.0047 to 0.0054; states in fp32 0.0045,
+in bf16 0.0064 after one call and 0.0074 after two. On gfx950: o 0.0034 to 0.0043, states at most 0.0038."""
 
 LENS = [70, 0, 1, 129, 64]
 SPARE = 3
@@ -106,12 +104,19 @@ def run_pool(x: GdnInputs, pool: Tensor, arch: str, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("snapshot_dtype", "state_dtype", "use_exp2"), [(BF16, FP32, True), (FP32, BF16, False)], ids=["bf16", "fp32"]
+    ("snapshot_dtype", "state_dtype", "use_exp2", "route"),
+    [(BF16, FP32, True, "staged"), (FP32, BF16, False, "staged"), (BF16, FP32, True, "tprime")],
+    ids=["bf16", "fp32", "tprime"],
 )
 def test_ragged_batch_over_a_pool(
-    arch: str, snapshot_dtype: torch.dtype, state_dtype: torch.dtype, use_exp2: bool
+    arch: str, snapshot_dtype: torch.dtype, state_dtype: torch.dtype, use_exp2: bool, route: str
 ) -> None:
     """Two passes: the second goes on from the pool that the first wrote."""
+    with env.override(amd_route=route):
+        check_ragged_batch(arch, snapshot_dtype, state_dtype, use_exp2)
+
+
+def check_ragged_batch(arch: str, snapshot_dtype: torch.dtype, state_dtype: torch.dtype, use_exp2: bool) -> None:
     first = make_inputs(LENS, 4, 2, normalize=False, state="random", spare_rows=SPARE)
     pool = pool_of(first, state_dtype)
     before = pool.clone()
@@ -126,13 +131,34 @@ def test_ragged_batch_over_a_pool(
         if got is None:
             got = run_pool(x, pool, arch, **options)
         exact, states = expected(x, states, use_qk_l2norm=True)
-        assert_close_rel(got[:, : x.num_tokens], exact[:, : x.num_tokens], TOL, "o")
+        assert_close_rel(got[:, : x.num_tokens], exact[:, : x.num_tokens], TOL[arch], "o")
         assert not got[:, x.num_tokens :].any(), "spare rows of our own o are zero"
         slots = torch.tensor(INDICES)[known]
-        assert_close_rel(pool[slots], states[known], TOL, "states")
+        assert_close_rel(pool[slots], states[known], TOL[arch], "states")
         states[~known] = 0.0  # a pad starts from zero again
     for slot in set(range(SLOTS)) - set(INDICES):
         assert_bitwise_equal(pool[slot], before[slot], f"slot {slot}, which nobody owns")
+
+
+def test_both_routes_are_as_good(arch: str) -> None:
+    """w and u, or T', on keys that are alike. Errors of o and states against fp64, measured: gfx942 0.0070 and 0.0053
+    with w and u, 0.0066 and 0.0050 with T'; gfx950 0.0061 and 0.0043, 0.0056 and 0.0038."""
+    x = make_inputs(LENS, 4, 2, state="random", spare_rows=SPARE, keys="cos0.8", beta="near_one")
+    known = torch.tensor([slot >= 0 for slot in INDICES])
+    assert x.initial_state is not None
+    states = torch.where((torch.tensor(STARTED) & known)[:, None, None, None], x.initial_state, 0.0)
+    exact_o, exact_states = expected(x, states, use_qk_l2norm=True)
+    errors = {}
+    for route in ("staged", "tprime"):
+        pool = pool_of(x, FP32)
+        with env.override(amd_route=route), collect_results() as launched:
+            o = run_pool(x, pool, arch, has_initial_state=torch.tensor(STARTED))
+        assert any("vsplit" in launch.kernel for launch in launched) == (route == "tprime")
+        slots = torch.tensor(INDICES)[known]
+        used = slice(0, x.num_tokens)
+        errors[route] = rel_l2(o[:, used], exact_o[:, used]), rel_l2(pool[slots], exact_states[known])
+    for staged, tprime in zip(*errors.values(), strict=True):
+        assert tprime < 1.05 * staged < 1e-2
 
 
 def test_dense_batch(arch: str) -> None:
@@ -149,8 +175,8 @@ def test_dense_batch(arch: str) -> None:
 
     o, final = run()
     exact_o, exact_final = expected(x, x.initial_state)
-    assert_close_rel(o, exact_o, TOL, "o")
-    assert_close_rel(final, exact_final, TOL, "final states")
+    assert_close_rel(o, exact_o, TOL[arch], "o")
+    assert_close_rel(final, exact_final, TOL[arch], "final states")
     for again, once in zip(run(), (o, final), strict=True):
         assert_bitwise_equal(again, once, "a repeat")
 
@@ -260,8 +286,8 @@ def scan_arguments(lens: list[int]) -> tuple[GdnInputs, dict[str, Any]]:
     ("options", "bound"),
     [
         ({"rounding": "nearest", "block_v": 32}, 2e-3),
-        ({"kernel": "mfma16_hip", "block_v": 64}, TOL),
-        ({"kernel": "vk"}, TOL),
+        ({"kernel": "mfma16_hip", "block_v": 64}, 1e-2),
+        ({"kernel": "vk"}, 2e-3),
     ],
     ids=["opt-nearest", "opt-truncate", "vk"],
 )

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from gdn_runtime import chunk_gated_delta_rule, chunk_gated_delta_rule_fwd_h
 from gdn_runtime.reference import recurrent_gated_delta_rule
-from gdn_testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NAN = float("nan")
 
-TOL = 6e-3
-"""Relative L2. K5 cuts to bf16 by default, where test_cases rounds and has 5e-3: measured worst 5.91e-3, case C03."""
+TOL = {"gfx942": 6e-3, "gfx950": 5e-3}
+"""Relative L2. K5 truncates to bf16 on gfx942 and rounds on gfx950, as test_cases does, which has 5e-3. Measured worst:
+5.92e-3 and 3.94e-3, case C03."""
+
+NOTHING_FADES = {"gfx942": 7.5e-3, "gfx950": 5e-3}
+"""The same over 16 chunks without decay, whose truncations add up. Measured: 7.04e-3 and 4.41e-3."""
 
 Result = tuple[Tensor, Tensor]
 
@@ -30,11 +34,11 @@ def run(x: GdnInputs, arch: str, **options: Any) -> Result:
     return o, final_state
 
 
-def close_to_recurrence(x: GdnInputs, got: Result) -> None:
+def close_to_recurrence(x: GdnInputs, got: Result, tolerance: float) -> None:
     right = recurrent_gated_delta_rule(*x.tensors, initial_state=x.initial_state, cu_seqlens=x.cu_seqlens)
     for actual, expected, what in zip(got, right, ("o", "final_state"), strict=True):
         assert_finite(actual, what)
-        assert_close_rel(actual, expected, TOL, what)
+        assert_close_rel(actual, expected, tolerance, what)
 
 
 def same(got: Result, expected: Result, what: str) -> None:
@@ -46,15 +50,20 @@ def same(got: Result, expected: Result, what: str) -> None:
 def test_c01_short_last_chunk_behind_nan_rows(arch: str, tokens: int) -> None:
     x = make_inputs((1, tokens), gate="zero", state="random", spare_rows=64)
     got = run(x, arch)
-    close_to_recurrence(x, got)
+    close_to_recurrence(x, got, TOL[arch])
     tight = x.with_(**{name: getattr(x, name).clone() for name in ("q", "k", "v", "g", "beta")})
     same(got, run(tight, arch), "without spare rows")
+
+
+def test_c01_many_chunks_without_gates(arch: str) -> None:
+    x = make_inputs((1, 1000), gate="zero", state="random")
+    close_to_recurrence(x, run(x, arch), NOTHING_FADES[arch])
 
 
 def test_c01_dense_batch_reads_its_own_gates(arch: str) -> None:
     x = make_inputs((3, 96), 4, 2, state="random")
     got = run(x, arch)
-    close_to_recurrence(x, got)
+    close_to_recurrence(x, got, TOL[arch])
     for n in range(3):
         same(run(x.sequence(n), arch), (got[0][n : n + 1], got[1][n : n + 1]), f"row {n}")
 
@@ -62,14 +71,14 @@ def test_c01_dense_batch_reads_its_own_gates(arch: str) -> None:
 @pytest.mark.parametrize("gate", ["zero", "alternating", "minus100"])
 def test_c03_gate_extremes(arch: str, gate: Any) -> None:
     x = make_inputs((1, 130), gate=gate, beta="one", state="random")
-    close_to_recurrence(x, run(x, arch))
+    close_to_recurrence(x, run(x, arch), TOL[arch])
 
 
 def test_c03_closed_gate_restarts_from_zero(arch: str) -> None:
     """-inf in even heads and -1e4 in odd ones at tokens 0, 63, 64 and the last."""
     x = make_inputs((1, 130), gate="closed", state="random")
     got = run(x, arch)
-    close_to_recurrence(x, got)
+    close_to_recurrence(x, got, TOL[arch])
     alone = run(x.tokens(64, 130, None), arch)
     same((got[0][:, 64:], got[1]), alone, "after the gate of token 64")
     restarted = run(x.with_(initial_state=torch.full_like(got[1], 1e30)), arch)
@@ -110,9 +119,9 @@ def test_c06_slots_at_the_edge(arch: str, dtype: torch.dtype) -> None:
     o, _ = run(x, arch, initial_state=pool, initial_state_indices=indices)
     states = torch.stack([torch.zeros_like(before[0]), before[0], before[3], torch.zeros_like(before[0])])
     right, final = recurrent_gated_delta_rule(*x.tensors, initial_state=states, cu_seqlens=x.cu_seqlens)
-    assert_close_rel(o, right, TOL, "o")
+    assert_close_rel(o, right, TOL[arch], "o")
     for slot, n in ((0, 1), (3, 2)):
-        assert_close_rel(pool[slot], final[n], TOL, f"slot {slot}")
+        assert_close_rel(pool[slot], final[n], TOL[arch], f"slot {slot}")
     for slot in (1, 2):
         assert_bitwise_equal(pool[slot], before[slot], f"slot {slot}")
     for strange in ([-1, -1, -1, -1], [4, 2**31 - 1, -(2**31), 7]):

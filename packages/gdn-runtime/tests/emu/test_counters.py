@@ -2,8 +2,18 @@
 
 import pytest
 
-from gdn_testing.counting import CLASSES, WAVES, count_prepare, count_scan, opt_spec, prepare_spec, vk_spec
-from gdn_testing.public_kernel import PREPARES, SCANS, prepare_bars, scan_bars
+from gdn_testing.counting import (
+    CLASSES,
+    WAVES,
+    count_prepare,
+    count_scan,
+    opt_spec,
+    prepare_spec,
+    prepare_t_spec,
+    vk_spec,
+    vsplit_spec,
+)
+from gdn_testing.public_kernel import PREPARES, SCANS, prepare_bars, route_bars, scan_bars
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -47,6 +57,16 @@ def test_prepare(arch, variant):
     assert not missed(prepare_bars(spec, counts))
     if variant == "group":
         assert counts.cycles < count_prepare(prepare_spec(arch, "wave")).cycles  # what it is for
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_tprime(arch):
+    """The pair of the T' route, bf16 snapshots, a whole head per workgroup."""
+    prepare, scan = count_prepare(prepare_t_spec(arch)), count_scan(vsplit_spec(arch, 128, "bf16"))
+    assert not missed(route_bars(arch, "bf16", prepare, scan))
+    assert prepare.requests["t store"].bytes == 4 * 5120
+    stored = {"v_new store": 2 * 64 * 128, "h store": 2 * 128 * 128}
+    assert {name: scan.requests[name].bytes for name in stored} == stored
 
 
 def test_public_figures_are_the_published_totals():

@@ -14,7 +14,8 @@ from gdn_runtime.codeobject.stages.kernels import Kernels
 from gdn_runtime.codeobject.stages.prepare import prepare
 from gdn_runtime.plan import ChunkPlan
 from gdn_runtime.spec import FusedPrepareSpec
-from gdn_testing import KEY_SETS, GdnInputs, assert_close_rel, exact_prepare, make_inputs, plan_for, poison, poisoned
+from gdn_runtime.testing import GdnInputs, assert_close_rel, make_inputs
+from gdn_testing import KEY_SETS, exact_prepare, plan_for, poison, poisoned
 from gdn_testing.scans import ORDERS, reserved
 
 LOG2E = 1.0 / math.log(2.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gdn_runtime.spec import AMD_ARCHS, SCAN_BLOCK_V
-from gdn_testing import assert_bitwise_equal, assert_close_rel
+from gdn_runtime.testing import assert_bitwise_equal, assert_close_rel
 from gdn_testing.scans import ORDERS, ScanProblem, ScanResult, emulate_scan, opt_spec, scan_code, scan_problem, vk_spec
 
 LENGTHS = [130, 0, 65]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gdn_runtime.spec import AMD_ARCHS, OptStateScanSpec
-from gdn_testing import assert_bitwise_equal, poisoned
+from gdn_runtime.testing import assert_bitwise_equal
+from gdn_testing import poisoned
 from gdn_testing.scans import ScanProblem, assert_as_expected, emulate_scan, opt_spec, reserved, scan_problem
 
 LENGTHS = [70, 0, 128, 65]

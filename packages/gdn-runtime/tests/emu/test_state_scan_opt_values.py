@@ -10,7 +10,8 @@ import torch
 
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import AMD_ARCHS, SCAN_BLOCK_V, OptStateScanSpec
-from gdn_testing import assert_bitwise_equal, assert_close_rel, poison
+from gdn_runtime.testing import assert_bitwise_equal, assert_close_rel
+from gdn_testing import poison
 from gdn_testing.scans import (
     ORDERS,
     TORCH,
@@ -136,8 +137,7 @@ def test_table(arch: str, row: dict[str, str]) -> None:
         assert_as_expected(spec, problem, result, pool=before, **states)
     facts = scan_code(spec).facts
     assert facts.lds_bytes <= (32768 + 512 * spec.block_v if spec.snapshot_dtype == "bf16" else 65536)
-    # 256 leave two waves on a SIMD. Per-key gates at block_v = 64 take 258 (gfx942) and 261 (gfx950), and leave one.
-    assert facts.vgprs <= (264 if spec.use_gk and spec.block_v == 64 else 256)
+    assert facts.vgprs <= 256, "two waves on a SIMD"
     assert not facts.scratch_bytes
     assert not facts.vgpr_spills
     assert not facts.sgpr_spills

@@ -8,7 +8,7 @@ import torch
 from gdn_runtime.errors import UnsupportedError
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import SCAN_BLOCK_V
-from gdn_testing import assert_bitwise_equal, assert_close_rel
+from gdn_runtime.testing import assert_bitwise_equal, assert_close_rel
 from gdn_testing.scans import (
     ORDERS,
     ScanProblem,

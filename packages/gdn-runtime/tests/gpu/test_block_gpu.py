@@ -1,6 +1,9 @@
-"""The block as compiled, against the recurrence in fp64 and against the torch backend on the same device."""
+"""The stages of the block as compiled, against the recurrence in fp64 and against the torch backend on the same device,
+which rounds where they do. The fast path of sm90 has a suite of its own, test_fast_prefill_gpu.py."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,17 +13,8 @@ from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, chunk_ga
 from gdn_runtime.ops.backends import stages
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import StateScanConfig
-from gdn_testing import (
-    KEY_SETS,
-    GdnInputs,
-    exact_prepare,
-    make_inputs,
-    plan_for,
-    poisoned,
-    problem_of,
-    run_stages,
-    triton_specs,
-)
+from gdn_runtime.testing import GdnInputs, make_inputs
+from gdn_testing import KEY_SETS, exact_prepare, plan_for, poisoned, problem_of, run_stages, triton_specs
 from gdn_testing.device import assert_close_on_device, assert_equal_on_device, device_inputs
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -32,6 +26,12 @@ HEADS = [(32, 16), (16, 8), (8, 4), (4, 2), (64, 16), (32, 8), (16, 4), (8, 2)]
 # Relative L2 against the fp64 recurrence on the same 16-bit inputs: every operand is rounded once on its way (2^-9 in
 # bf16 at worst, 1.1e-3 in the mean square) and three roundings in a row meet in o.
 ROUNDING = {BF16: 5e-3, FP16: 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def stages_only() -> Iterator[None]:
+    with env.override(prefill="staged"):
+        yield
 
 
 def run(x: GdnInputs, **options: object) -> tuple[Tensor, Tensor]:

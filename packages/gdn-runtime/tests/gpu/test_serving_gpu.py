@@ -6,19 +6,27 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from gdn_runtime import PrefillMetadata, build_prefill_metadata, chunk_gated_delta_rule
-from gdn_testing import GdnInputs
+from gdn_runtime import PrefillMetadata, build_prefill_metadata, chunk_gated_delta_rule, env, explain
+from gdn_runtime.private import current_stream
+from gdn_runtime.testing import GdnInputs
 from gdn_testing.device import assert_equal_on_device, compilations, device_inputs, syncs_are_errors
 
 HEADS = (32, 16)
 LENGTHS = (1, 17, 1000, 1008, 1016, 8191)
 INPUTS = ("q", "k", "v", "g", "beta")
+
+
+@pytest.fixture(autouse=True, params=["fast", "staged"])
+def path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both paths of the block; on other devices than sm90 they are one."""
+    with env.override(prefill=request.param):
+        yield
 
 
 def metadata_of(x: GdnInputs) -> PrefillMetadata:
@@ -75,7 +83,9 @@ def test_hook_sees_a_compilation() -> None:
     x = device_inputs([5], 3, 1)
     with compilations() as compiled:
         run(x, use_qk_l2norm_in_kernel=True)
-    assert len(compiled) == 4, compiled
+    options = {"cu_seqlens": x.cu_seqlens, "initial_state": x.initial_state, "output_final_state": True}
+    fast = explain(*x.tensors, **options).fast is not None
+    assert len(compiled) == (3 if fast else 4), compiled
     with compilations() as compiled:
         run(x, use_qk_l2norm_in_kernel=True)
     assert compiled == []
@@ -84,9 +94,9 @@ def test_hook_sees_a_compilation() -> None:
 @pytest.mark.parametrize("l2norm", [False, True])
 def test_no_compilation_for_new_lengths(l2norm: bool) -> None:
     options = {"use_qk_l2norm_in_kernel": l2norm}
-    for lens in ([64], [64] * 9):  # the rule for K5 knows two tile widths
+    for lens in ([64], [64] * 9, [8191]):  # the rule for K5 knows two tile widths, the fast path has segments too
         PoolCall(lens)(**options)
-        x = device_inputs((len(lens), 64), *HEADS)
+        x = device_inputs((len(lens), lens[0]), *HEADS)
         run(x, **options)
     with compilations() as compiled:
         for tokens in LENGTHS:
@@ -121,11 +131,12 @@ def test_no_copy_to_the_host_in_the_trace() -> None:
             call()
         torch.cuda.synchronize()
     names = [event.name for event in profile.events()]
-    if not any("state_scan" in name for name in names):
+    if not any("scan_kernel" in name for name in names):
         pytest.skip(f"the profiler shows no kernels on this machine (saw {len(names)} events)")
     assert [name for name in names if "Memcpy" in name and ("DtoH" in name or "HtoD" in name)] == []
     kernels = [name for name in names if "kernel" in name and "gdn" not in name]
-    assert len(kernels) == 9, kernels  # prepare, state scan, output; nothing that fills or casts
+    # Prepare, state scan, output, or prepare and scan of the fast path; nothing that fills or casts.
+    assert len(kernels) == (9 if any("state_scan" in name for name in kernels) else 6), kernels
 
 
 def requested(which: str = "current") -> int:
@@ -224,6 +235,14 @@ def test_capture_without_metadata_raises() -> None:
     torch.cuda.synchronize()
     assert counter.item() == 1
     run(x)
+
+
+def test_raw_stream_is_the_current_one() -> None:
+    stream = torch.cuda.Stream()
+    index = stream.device_index
+    assert current_stream(index) == torch.cuda.current_stream(index).cuda_stream
+    with torch.cuda.stream(stream):
+        assert current_stream(index) == stream.cuda_stream != 0
 
 
 def test_work_goes_to_the_current_stream() -> None:
@@ -399,7 +418,11 @@ print("equal", len(results))
 def test_first_call_from_eight_threads() -> None:
     result = subprocess.run(
         [sys.executable, "-c", FIRST_CALL],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "GDN_PREFILL": env.settings().prefill,
+        },
         capture_output=True,
         text=True,
         timeout=120,

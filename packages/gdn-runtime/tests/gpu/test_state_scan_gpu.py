@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gdn_runtime import chunk_gated_delta_rule, chunk_gated_delta_rule_fwd_h, env
 from gdn_runtime.ops.backends import stages
-from gdn_testing import CASES, Case, GdnInputs, plan_for, poisoned, problem_of, triton_specs
-from gdn_testing.cases import TORCH_DTYPE
+from gdn_runtime.testing import CASES, TORCH_DTYPE, Case, GdnInputs
+from gdn_testing import plan_for, poisoned, problem_of, triton_specs
 from gdn_testing.device import (
     assert_close_on_device,
     assert_equal_on_device,

@@ -11,16 +11,8 @@ from torch import Tensor
 from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, env, explain
 from gdn_runtime.reference import recurrent_gated_delta_rule
 from gdn_runtime.spec import PREPARE_MODES, PrepareMode
-from gdn_testing import (
-    KEY_SETS,
-    GdnInputs,
-    assert_bitwise_equal,
-    assert_close_rel,
-    assert_finite,
-    make_inputs,
-    max_rel,
-    poison_empty,
-)
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs, max_rel
+from gdn_testing import KEY_SETS, poison_empty
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 STEP = torch.finfo(BF16).eps  # 2^-7, the largest step between neighbours relative to the value

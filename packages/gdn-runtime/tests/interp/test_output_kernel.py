@@ -13,18 +13,8 @@ from torch import Tensor
 from gdn_runtime import reference
 from gdn_runtime.ops.backends import stages
 from gdn_runtime.spec import OutputConfig
-from gdn_testing import (
-    GdnInputs,
-    assert_bitwise_equal,
-    assert_close_rel,
-    assert_finite,
-    make_inputs,
-    plan_for,
-    poisoned,
-    problem_of,
-    run_stages,
-    triton_specs,
-)
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs
+from gdn_testing import plan_for, poisoned, problem_of, run_stages, triton_specs
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TAILS = [1, 15, 16, 17, 63, 64, 65, 127]

@@ -11,18 +11,8 @@ from torch import Tensor
 from gdn_runtime.kernels.triton.l2norm import l2norm
 from gdn_runtime.kernels.triton.prepare import prepare
 from gdn_runtime.spec import PREPARE_MODES, L2NormSpec, PrepareConfig
-from gdn_testing import (
-    KEY_SETS,
-    GdnInputs,
-    assert_bitwise_equal,
-    assert_close_rel,
-    exact_prepare,
-    make_inputs,
-    plan_for,
-    poisoned,
-    problem_of,
-    triton_specs,
-)
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, make_inputs
+from gdn_testing import KEY_SETS, exact_prepare, plan_for, poisoned, problem_of, triton_specs
 
 LOG2E = 1.0 / math.log(2.0)
 modes = pytest.mark.parametrize("mode", PREPARE_MODES)

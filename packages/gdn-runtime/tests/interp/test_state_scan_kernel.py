@@ -14,18 +14,8 @@ from torch import Tensor
 from gdn_runtime import chunk_gated_delta_rule_fwd_h, reference
 from gdn_runtime.ops.backends import stages
 from gdn_runtime.spec import StateScanConfig
-from gdn_testing import (
-    GdnInputs,
-    assert_bitwise_equal,
-    assert_close_rel,
-    assert_finite,
-    make_inputs,
-    plan_for,
-    poisoned,
-    problem_of,
-    snapshots_for,
-    triton_specs,
-)
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, assert_finite, make_inputs
+from gdn_testing import plan_for, poisoned, problem_of, snapshots_for, triton_specs
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TAILS = [1, 15, 16, 17, 63, 64, 65, 127]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -165,6 +166,12 @@ def spec_json(spec: KernelSpec) -> dict[str, Any]:
     assert is_dataclass(spec) and not isinstance(spec, type)
     kind = type(spec)
     return {"spec": f"{kind.__module__}:{kind.__qualname__}", **asdict(spec)}
+
+
+def is_foreign(values: Mapping[str, Any]) -> bool:
+    """Whether the spec that ``spec_json`` described is of a package that this process has not imported."""
+    name = values.get("spec")
+    return isinstance(name, str) and re.split("[.:]", name)[0] not in sys.modules
 
 
 def spec_from_json(values: Mapping[str, Any]) -> KernelSpec:

@@ -18,6 +18,7 @@ import torch
 from ..arch import arch_of
 from ..env import settings
 from ..errors import CaptureError, HipError
+from ..private import current_stream
 from .facts import CodeObject
 from .launch import Grid, Launcher, LoadedKernel, Value, check_grid
 from .source import capturing
@@ -179,12 +180,6 @@ class HipKernel(LoadedKernel):
         """Give the module back; the kernel refuses to launch from now on."""
         self._function = 0
         self._library.unload(self._module)
-
-
-def current_stream(index: int) -> int:
-    """Handle of the stream that is current on device ``index``."""
-    stream: int = torch.cuda.current_stream(index).cuda_stream
-    return stream
 
 
 def hip_library() -> HipLibrary:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -30,6 +31,9 @@ from . import note, toolchain
 
 ERROR_LINE = re.compile(r"^(?:\S+:\d+(?::\d+)?: )?error:", re.MULTILINE)
 PR_SET_PDEATHSIG = 1
+JOB_BYTES = 2 << 30
+"""Most memory of its own that a job may have; one of K5 takes a fifth. More is a failure of that job alone, before the
+kernel of the machine picks a process to end."""
 ROCM = "/opt/rocm"
 """Where FlyDSL looks for ROCm if ROCM_PATH does not say."""
 TRITON_KINDS: dict[str, ArgumentKind] = {"i32": "i32", "i64": "i64", "fp32": "f32"}
@@ -165,6 +169,9 @@ def _child(request: dict[str, Any], sender: int, stderr: int) -> typing.NoReturn
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = JOB_BYTES if most == resource.RLIM_INFINITY else min(JOB_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         for descriptor in (1, 2):
             os.dup2(stderr, descriptor)
         try:

@@ -75,7 +75,8 @@ def _identity(spec: KernelSpec) -> dict[str, Any]:
 
 
 def source_digest(spec: KernelSpec) -> str:
-    """sha256 over the files that the code of ``spec`` may come from: specs, the vocabulary, kernels of its language."""
+    """sha256 over the files that the code of ``spec`` may come from, in gdn_runtime and in the package of its class:
+    specs (and ``traits``, the facts below them), the vocabulary, kernels of its language."""
     digest = hashlib.sha256()
     package = type(spec).__module__.partition(".")[0]
     for name in sorted({"gdn_runtime", package}):
@@ -84,6 +85,7 @@ def source_digest(spec: KernelSpec) -> str:
         root = Path(found.submodule_search_locations[0])
         folders = (root / "spec", root / "kernels" / "common", root / "kernels" / spec.language)
         files = [path for folder in folders for path in folder.rglob("*.py")] + list((root / "kernels").glob("*.py"))
+        files += [path for path in (root / "spec.py", root / "traits.py") if path.exists()]
         for path in sorted(files):
             content = path.read_bytes()
             digest.update(f"{name}/{path.relative_to(root).as_posix()} {len(content)}\n".encode())

@@ -52,6 +52,8 @@ def environment(folder: Path) -> dict[str, str]:
         "TRITON_DISABLE_LINE_INFO": "1",
         # The default of 3.9, said aloud: later versions have another.
         "TRITON_DEFAULT_FP_FUSION": "1",
+        # On gfx950 loads straight to LDS make LLVM declare its hidden arguments, which launches here do not have.
+        "TRITON_HIP_USE_ASYNC_COPY": "0",
     }
     return values | _stand_in(folder, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -25,7 +26,9 @@ from ..spec import (
     OutputSpec,
     PrepareSpec,
     StateScanSpec,
+    TPrepareSpec,
     VkStateScanSpec,
+    VSplitScanSpec,
 )
 
 _WHERE: dict[Backend, str] = {
@@ -102,12 +105,66 @@ class Stages(Protocol):
         """K6."""
 
 
+class TPrimeStages(Stages, Protocol):
+    """What backends that launch code objects implement besides: K1..K5 with T' in place of w and u, for large grids.
+
+    t [chunks, H, T_ELEMENTS] of the dtype of k: T' = (I + A)^-1 diag(beta) of each chunk, rows of a dense batch one
+    after the other, its tiles in the order that the kernels agree on.
+    """
+
+    def prepare_t(
+        self,
+        k: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *,
+        t: Tensor,
+        g_cumsum: Tensor,
+        plan: ChunkPlan,
+        use_exp2: bool,
+        spec: TPrepareSpec,
+    ) -> None:
+        """K1..K4 but for the products with v and k."""
+
+    def state_scan_vsplit(
+        self,
+        k: Tensor,
+        v: Tensor,
+        t: Tensor,
+        *,
+        g: Tensor,
+        h: Tensor,
+        v_new: Tensor,
+        initial_state: Tensor | None,
+        final_state: Tensor | None,
+        state_indices: Tensor | None,
+        has_initial_state: Tensor | None,
+        plan: ChunkPlan,
+        use_exp2: bool,
+        spec: VSplitScanSpec,
+    ) -> None:
+        """The rest of K4, and K5. g [B,H,T]; ``final_state`` may be ``initial_state``."""
+
+
 @functools.cache
 def stages(name: Backend) -> Stages:
     """The stage functions of backend ``name``. ImportError passes through: ``select`` has checked what it can."""
     module, _, attribute = _WHERE[name].partition(":")
     found: Any = importlib.import_module(module)
     return cast(Stages, attrgetter(attribute)(found) if attribute else found)
+
+
+def tprime_stages(name: Backend) -> TPrimeStages:
+    """``stages`` of a backend that launches code objects."""
+    assert name in CODE_OBJECT_BACKENDS
+    return cast(TPrimeStages, stages(name))
+
+
+@functools.cache
+def fast_prefill() -> Callable[..., None]:
+    """The fast path of the block, ``kernels.gluon.prefill.prefill``."""
+    found: Callable[..., None] = importlib.import_module("gdn_runtime.kernels.gluon.prefill").prefill
+    return found
 
 
 def make_ready(selection: Selection, device: torch.device, *stage_names: str) -> None:

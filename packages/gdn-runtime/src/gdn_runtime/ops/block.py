@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,19 @@ from .. import env
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan
 from ..select import Explanation, Request, Selection, select
-from ..spec import HEAD_DIM
+from ..spec import (
+    HEAD_DIM,
+    T_ELEMENTS,
+    FusedPrepareSpec,
+    OptStateScanSpec,
+    PrepareSpec,
+    StateScanSpec,
+    TPrepareSpec,
+    VkStateScanSpec,
+    VSplitScanSpec,
+)
 from . import checks
-from .backends import make_ready, stages
+from .backends import fast_prefill, make_ready, stages, tprime_stages
 from .library import register, traced
 from .problem import make_problem
 from .sequences import Sequences, check_sequences, plan_from_op_arguments
@@ -328,7 +338,6 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
     """Allocate the workspaces and launch the stages on the current stream of the data's device."""
     q, k, v, states = call.q, call.k, call.v, call.states
     batch, seq_len, num_heads = v.shape[0], v.shape[1], v.shape[2]
-    prepare = stages(selection.prepare_backend).prepare
     backend = stages(selection.backend)
     with torch.cuda.device(v.device) if v.is_cuda else nullcontext():
         if call.o is None and plan.num_tokens < seq_len:
@@ -337,8 +346,23 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
             backend.l2norm(q, k, q_out=q_out, k_out=k_out, spec=selection.l2norm)
             q, k = q_out, k_out
-        w = v.new_empty(batch, num_heads, seq_len, HEAD_DIM)
-        u = torch.empty_like(w)
+        if selection.fast is not None:
+            fast_prefill()(
+                q,
+                k,
+                v,
+                call.g,
+                call.beta,
+                o=out,
+                initial_state=states.initial_state,
+                final_state=final_state,
+                state_indices=states.indices,
+                has_initial_state=states.has_initial_state,
+                scale=call.scale,
+                plan=plan,
+                spec=selection.fast,
+            )
+            return
         g_cumsum = v.new_empty(batch, num_heads, seq_len, dtype=torch.float32)
         h = v.new_empty(
             1 if plan.is_varlen else batch,
@@ -348,39 +372,12 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             HEAD_DIM,
             dtype=call.snapshot_dtype,
         )
-        prepare(
-            k,
-            v,
-            call.g,
-            call.beta,
-            w=w,
-            u=u,
-            g_cumsum=g_cumsum,
-            plan=plan,
-            use_exp2=call.use_exp2,
-            spec=selection.prepare,
-        )
-        backend.state_scan(
-            k,
-            w,
-            u,
-            g=g_cumsum,
-            gk=None,
-            h=h,
-            v_new=u,
-            initial_state=states.initial_state,
-            final_state=final_state,
-            state_indices=states.indices,
-            has_initial_state=states.has_initial_state,
-            plan=plan,
-            use_exp2=call.use_exp2,
-            g_head_major=True,
-            spec=selection.state_scan,
-        )
+        through = _through_t if isinstance(selection.prepare, TPrepareSpec) else _through_w_and_u
+        v_new = through(call, plan, selection, k, g_cumsum, h, final_state)
         backend.output(
             q,
             k,
-            u,
+            v_new,
             h,
             g_cumsum,
             o=out,
@@ -389,6 +386,93 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             use_exp2=call.use_exp2,
             spec=selection.output,
         )
+
+
+def _through_w_and_u(
+    call: BlockCall,
+    plan: ChunkPlan,
+    selection: Selection,
+    k: Tensor,
+    g_cumsum: Tensor,
+    h: Tensor,
+    final_state: Tensor | None,
+) -> Tensor:
+    """K1..K5 with w and u between K4 and K5; v_new takes the place of u. ``k``: normalised if the call asks for it."""
+    v, states = call.v, call.states
+    w = v.new_empty(v.shape[0], v.shape[2], v.shape[1], HEAD_DIM)
+    u = torch.empty_like(w)
+    stages(selection.prepare_backend).prepare(
+        k,
+        v,
+        call.g,
+        call.beta,
+        w=w,
+        u=u,
+        g_cumsum=g_cumsum,
+        plan=plan,
+        use_exp2=call.use_exp2,
+        spec=cast(PrepareSpec | FusedPrepareSpec, selection.prepare),
+    )
+    stages(selection.backend).state_scan(
+        k,
+        w,
+        u,
+        g=g_cumsum,
+        gk=None,
+        h=h,
+        v_new=u,
+        initial_state=states.initial_state,
+        final_state=final_state,
+        state_indices=states.indices,
+        has_initial_state=states.has_initial_state,
+        plan=plan,
+        use_exp2=call.use_exp2,
+        g_head_major=True,
+        spec=cast(StateScanSpec | OptStateScanSpec | VkStateScanSpec, selection.state_scan),
+    )
+    return u
+
+
+def _through_t(
+    call: BlockCall,
+    plan: ChunkPlan,
+    selection: Selection,
+    k: Tensor,
+    g_cumsum: Tensor,
+    h: Tensor,
+    final_state: Tensor | None,
+) -> Tensor:
+    """K1..K5 with T' between K4 and K5: v_new. ``k``: normalised if the call asks for it."""
+    v, states = call.v, call.states
+    t = v.new_empty(plan.total_chunks, v.shape[2], T_ELEMENTS)
+    v_new = v.new_empty(v.shape[0], v.shape[2], v.shape[1], HEAD_DIM)
+    backend = tprime_stages(selection.backend)
+    backend.prepare_t(
+        k,
+        call.g,
+        call.beta,
+        t=t,
+        g_cumsum=g_cumsum,
+        plan=plan,
+        use_exp2=call.use_exp2,
+        spec=cast(TPrepareSpec, selection.prepare),
+    )
+    backend.state_scan_vsplit(
+        k,
+        v,
+        t,
+        g=g_cumsum,
+        h=h,
+        v_new=v_new,
+        initial_state=states.initial_state,
+        final_state=final_state,
+        state_indices=states.indices,
+        has_initial_state=states.has_initial_state,
+        plan=plan,
+        use_exp2=call.use_exp2,
+        spec=cast(VSplitScanSpec, selection.state_scan),
+    )
+    return v_new
 
 
 # ------------------------------------------------------------------------------------------------ torch.library

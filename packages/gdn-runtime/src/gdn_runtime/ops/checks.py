@@ -163,24 +163,31 @@ def check_snapshot_dtype(snapshot_dtype: torch.dtype | None, data_dtype: torch.d
     return snapshot_dtype
 
 
-def check_output_buffer(o: object, like: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
-    """A caller's ``o``: shape, dtype and device of ``v``, rows contiguous, no element twice, no memory of an input."""
-    tensor = check_tensor("o", o, shape=tuple(like.shape), dtypes=(like.dtype,), device=like.device)
-    check_rows("o", tensor)
+def check_output_buffer(o: object, like: Tensor, inputs: dict[str, Tensor | None], *, name: str = "o") -> Tensor:
+    """A caller's output: shape, dtype and device of ``like``, rows contiguous, no element twice, no memory of an
+    input."""
+    tensor = check_tensor(name, o, shape=tuple(like.shape), dtypes=(like.dtype,), device=like.device)
+    check_rows(name, tensor)
     expected = 1
     for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si > 1):
         if stride < expected:
-            raise value_error("o.stride()", list(tensor.stride()), "every element at an address of its own")
+            raise value_error(f"{name}.stride()", list(tensor.stride()), "every element at an address of its own")
         expected = stride * size
-    if not traced():  # a traced tensor has no address
-        start, end = _span(tensor)
-        for name, other in inputs.items():
-            if other is not None:
-                other_start, other_end = _span(other)
-                # Interleaved views of one buffer count as overlapping.
-                if start < other_end and other_start < end:
-                    raise value_error("o", f"memory shared with {name}", "memory of its own")
+    check_apart(name, tensor, inputs)
     return tensor
+
+
+def check_apart(name: str, output: Tensor, others: dict[str, Tensor | None]) -> None:
+    """ValueError if ``output``, called ``name``, shares memory with one of the others."""
+    if traced():  # a traced tensor has no address
+        return
+    start, end = _span(output)
+    for other_name, other in others.items():
+        if other is not None:
+            other_start, other_end = _span(other)
+            # Interleaved views of one buffer count as overlapping.
+            if start < other_end and other_start < end:
+                raise value_error(name, f"memory shared with {other_name}", "memory of its own")
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

@@ -9,21 +9,30 @@ appear as an op instead.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-_library = torch.library.Library("gdn", "FRAGMENT")
+from ..private import dispatch_modes
 
 
-def register(name: str, implementation: Callable[..., None], mutates_args: Sequence[str]) -> Callable[..., None]:
-    """Register ``implementation`` as ``torch.ops.gdn.<name>`` for every device and return the op."""
+@functools.cache
+def _library(namespace: str) -> torch.library.Library:
+    return torch.library.Library(namespace, "FRAGMENT")
+
+
+def register(
+    name: str, implementation: Callable[..., None], mutates_args: Sequence[str], *, namespace: str = "gdn"
+) -> Callable[..., None]:
+    """Register ``implementation`` as ``torch.ops.<namespace>.<name>`` for every device and return the op."""
     schema = torch.library.infer_schema(implementation, mutates_args=mutates_args)
-    _library.define(name + schema)
-    _library.impl(name, implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"gdn::{name}", _no_outputs, lib=_library)
-    op: Callable[..., None] = getattr(torch.ops.gdn, name).default
+    library = _library(namespace)
+    library.define(name + schema)
+    library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{namespace}::{name}", _no_outputs, lib=library)
+    op: Callable[..., None] = getattr(getattr(torch.ops, namespace), name).default
     return op
 
 
@@ -33,4 +42,5 @@ def _no_outputs(*args: Any, **kwargs: Any) -> None:
 
 def traced() -> bool:
     """True while torch.compile or torch.export traces, or any torch dispatch mode (fake tensors, make_fx) is on."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    # Not is_compiling(), which also asks for scripting: tracing without Dynamo goes through dispatch modes.
+    return torch.compiler.is_dynamo_compiling() or dispatch_modes() > 0

@@ -75,7 +75,7 @@ def chunk_gated_delta_rule_fwd_h(
     backend: str = "auto",
     arch: str | None = None,
     kernel: str = "opt",
-    rounding: Rounding = "truncate",
+    rounding: Rounding | None = None,
     block_v: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """K5: for every chunk, keep the state at its start, form v_new = u - w S^T, and carry
@@ -90,9 +90,9 @@ def chunk_gated_delta_rule_fwd_h(
             [B,T,H,128] or flat [B*T,H,128]; read at the last token of each chunk. None: none.
         save_new_value: whether to return v_new.
         kernel, rounding, block_v: of the backends "flydsl" and "emulate" alone. "opt" (also called "mfma16_hip") or the
-            baseline "vk" (gfx950, no indices and no has_initial_state, bf16 snapshots, token-major g); how "opt" rounds
-            fp32 to bf16, "truncate" (the high 16 bits) or "nearest" (even); value rows of the state per workgroup, 16,
-            32 or 64 (None: GDN_K5_BLOCK_V, else the tuned table, else the rule).
+            baseline "vk" (gfx950, no indices and no has_initial_state, bf16 snapshots, token-major g, rounds to
+            nearest); how "opt" makes bf16 of fp32, "truncate" (the high 16 bits; None) or "nearest" (even); value rows
+            of the state per workgroup, 16, 32 or 64 (None: GDN_K5_BLOCK_V, else the tuned table, else the rule).
         The rest as in ``chunk_gated_delta_rule``.
 
     Returns:
@@ -255,7 +255,7 @@ def _check_request(backend: object, arch: object, kernel: object, rounding: obje
         backend=checks.check_text("backend", backend),
         arch=None if arch is None else checks.check_text("arch", arch),
         kernel=checks.check_text("kernel", kernel),
-        rounding=cast(Rounding, checks.check_text("rounding", rounding)),
+        rounding=None if rounding is None else cast(Rounding, checks.check_text("rounding", rounding)),
         block_v=cast(int | None, block_v),
         stages=("state_scan",),
     )
@@ -380,7 +380,7 @@ def _run_op(
     backend: str,
     arch: str | None,
     kernel: str,
-    rounding: str,
+    rounding: str | None,
     block_v: int | None,
 ) -> None:
     """gdn::chunk_gated_delta_rule_fwd_h_out; the state arguments are those of gdn::chunk_gated_delta_rule_out."""

@@ -13,13 +13,27 @@ from .. import tables
 from ..arch import parse_arch
 from ..codeobject import source
 from ..codeobject.bundle import Artifact, Bundle, bundles, read_bundles
-from ..codeobject.facts import spec_text
+from ..codeobject.facts import is_foreign, spec_text
 from ..errors import UnsupportedError, value_error
-from ..rules import Problem, fused_prepare_spec, l2norm_spec, opt_spec, output_config, output_spec, prepare_variant
+from ..rules import (
+    Problem,
+    fused_prepare_spec,
+    l2norm_spec,
+    opt_rounding,
+    opt_spec,
+    output_config,
+    output_spec,
+    prepare_variant,
+    tprime_block_v,
+    tprime_prepare_spec,
+    vsplit_spec,
+)
 from ..select import Request, target
 from ..spec import AMD_ARCHS, Backend, KernelSpec
 from ..tables import ScanRow
 from .backends import stages
+
+OWN = f"{__name__.partition('.')[0]}."
 
 
 @dataclass(frozen=True)
@@ -41,13 +55,16 @@ def warmup(
 ) -> Warmup:
     """Read, verify and load every artifact of the bundles of an architecture, so that no later call has to.
 
+    Artifacts of other packages (pa_decode) count if this process has imported the package.
+
     Args:
         device: the AMD GPU to load on, or the CPU, where the emulator is the launcher; None: the current GPU, else the
             CPU.
         arch: gfx942 or gfx950, for the CPU; None: GDN_ARCH. A GPU has its own.
         bundle: a folder with a manifest, or with one such folder per architecture; None: those in force (GDN_BUNDLE,
             else the packaged one). What is loaded from it serves later calls.
-        table: a tuned table (file or folder): only artifacts for the heads and the layout of its rows.
+        table: a tuned table of gdn-runtime (file or folder): only its artifacts for the heads and the layout of the
+            rows.
 
     Raises:
         MissingCodeObjectError: there is no bundle for the architecture, or none has what a row of ``table`` asks for.
@@ -98,12 +115,13 @@ def specs_of_row(row: ScanRow, arch: str) -> tuple[KernelSpec, ...]:
         use_initial_state=key.use_initial_state,
         store_final_state=key.store_final_state,
     )
-    return (
-        l2norm_spec(problem),
-        fused_prepare_spec(problem, prepare_variant(problem)[0]),
-        opt_spec(problem, row.block_v, "truncate"),
-        output_spec(problem, output_config(problem)[0]),
-    )
+    rounding = opt_rounding(arch, block=True)
+    prepare: KernelSpec = fused_prepare_spec(problem, prepare_variant(problem)[0])
+    scan: KernelSpec = opt_spec(problem, row.block_v, rounding)
+    vsplit, _ = tprime_block_v(problem)
+    if vsplit is not None:
+        prepare, scan = tprime_prepare_spec(problem), vsplit_spec(problem, vsplit, rounding)
+    return l2norm_spec(problem), prepare, scan, output_spec(problem, output_config(problem)[0])
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -134,12 +152,14 @@ def _artifacts(found: tuple[Bundle, ...], rows: list[ScanRow] | None) -> list[tu
     chosen: dict[str, tuple[Bundle, Artifact]] = {}
     for bundle in found:
         for key, artifact in bundle.artifacts.items():
-            if shapes is None or any(_fits(artifact, *shape) for shape in shapes):
+            if not is_foreign(artifact.spec) and (shapes is None or any(_fits(artifact, *shape) for shape in shapes)):
                 chosen.setdefault(key, (bundle, artifact))
     return list(chosen.values())
 
 
 def _fits(artifact: Artifact, num_heads: int, num_key_heads: int, is_varlen: bool) -> bool:
-    """Whether calls of this shape may ask for the artifact. Not every spec has all of these fields."""
+    """Whether calls of the block with this shape may ask for the artifact. Not every spec has all of these fields."""
     shape = {"num_heads": num_heads, "num_key_heads": num_key_heads, "is_varlen": is_varlen}
-    return all(artifact.spec.get(name, value) == value for name, value in shape.items())
+    return str(artifact.spec.get("spec")).startswith(OWN) and all(
+        artifact.spec.get(name, value) == value for name, value in shape.items()
+    )

@@ -31,6 +31,8 @@ from .flydsl import (
     ScanKernel,
     VkStateScanSpec,
 )
+from .gluon import FAST_ARCH, PREFILL_PATHS, FastPrefillSpec, PrefillPath
+from .tprime import AMD_ROUTES, T_ELEMENTS, VSPLIT_BLOCK_V, AmdRoute, TPrepareSpec, VSplitScanSpec
 from .triton import (
     BLOCK_V,
     L2NORM_ROWS,
@@ -48,23 +50,30 @@ from .triton import (
 
 __all__ = [
     "AMD_ARCHS",
+    "AMD_ROUTES",
     "ARGUMENT_BYTES",
     "BACKENDS",
     "BLOCK_V",
     "CHUNK",
     "CODE_OBJECT_BACKENDS",
+    "FAST_ARCH",
     "GATE_MIN",
     "HEAD_DIM",
     "KERNEL_ABI",
     "L2NORM_ROWS",
     "L2NORM_WARPS",
     "LOG2E",
+    "PREFILL_PATHS",
     "PREPARE_MODES",
     "SCAN_BLOCK_V",
+    "T_ELEMENTS",
+    "VSPLIT_BLOCK_V",
+    "AmdRoute",
     "Argument",
     "ArgumentKind",
     "Backend",
     "Dtype",
+    "FastPrefillSpec",
     "FusedPrepareSpec",
     "KernelSpec",
     "L2NormSpec",
@@ -72,6 +81,7 @@ __all__ = [
     "OptStateScanSpec",
     "OutputConfig",
     "OutputSpec",
+    "PrefillPath",
     "PrepareConfig",
     "PrepareMode",
     "PrepareSpec",
@@ -80,5 +90,7 @@ __all__ = [
     "ScanKernel",
     "StateScanConfig",
     "StateScanSpec",
+    "TPrepareSpec",
+    "VSplitScanSpec",
     "VkStateScanSpec",
 ]

@@ -8,7 +8,8 @@ from typing import Literal, Protocol, get_args
 from ..errors import UnsupportedError
 
 KERNEL_ABI = 1
-"""Raised whenever the arguments or the meaning of a kernel change; a code object of another ABI is refused."""
+"""Raised whenever the arguments or the meaning of a kernel of this package, or how code objects are launched, change; a
+code object of another ABI is refused. Other packages have a number of their own, a field of their specs."""
 
 HEAD_DIM = 128
 """K = V, the only head size of the GDN kernels."""
@@ -43,12 +44,17 @@ class Argument:
     kind: ArgumentKind
 
 
-Language = Literal["flydsl", "triton"]
-"""What a kernel is written in."""
+Language = Literal["flydsl", "triton", "gluon"]
+"""What a kernel is written in. Code objects for AMD GPUs come from the first two."""
 
 
 class KernelSpec(Protocol):
-    """A spec that is the key of one code object."""
+    """A spec that is the key of one code object: a frozen dataclass of plain fields, in any package.
+
+    Its kernel is found by name: module ``kernels.<language>.<kernel>`` of the package of its class, with
+    ``build(spec)`` -> (``@flyc.jit`` launcher, example arguments) for FlyDSL, ``compile_jobs(spec)`` -> one CompileJob
+    for Triton. The kernel's parameters are ``ARGUMENTS``.
+    """
 
     @property
     def language(self) -> Language:

@@ -8,35 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gdn_runtime.codeobject import CodeObject, KernelArgument, LaunchFacts
-from gdn_runtime.codeobject.bundle import MANIFEST, SCHEMA, spec_key
+from gdn_runtime.codeobject import CodeObject
+from gdn_runtime.codeobject.bundle import MANIFEST, SCHEMA, manifest_bytes, payload_name, spec_key
 from gdn_runtime.codeobject.facts import canonical_json, spec_json
-from gdn_runtime.spec import ARGUMENT_BYTES, KERNEL_ABI, KernelSpec
-
-
-def facts_of(spec: KernelSpec) -> LaunchFacts:
-    """Facts with the arguments and the block of ``spec`` and nothing else of interest."""
-    arguments, end = [], 0
-    for argument in spec.ARGUMENTS:
-        size = ARGUMENT_BYTES[argument.kind]
-        start = -(-end // size) * size
-        arguments.append(KernelArgument(argument.name, argument.kind, start))
-        end = start + size
-    return LaunchFacts(
-        symbol=spec.kernel,
-        arch=spec.arch,
-        kernarg_bytes=-(-end // 8) * 8,
-        arguments=tuple(arguments),
-        block=spec.block,
-        lds_bytes=0,
-        dynamic_lds=0,
-        scratch_bytes=0,
-        vgprs=1,
-        agprs=0,
-        sgprs=16,
-        vgpr_spills=0,
-        sgpr_spills=0,
-    )
+from gdn_runtime.spec import KERNEL_ABI, KernelSpec
+from gdn_runtime.testing.launches import facts_of
 
 
 def fake_code(spec: KernelSpec) -> CodeObject:
@@ -45,7 +21,7 @@ def fake_code(spec: KernelSpec) -> CodeObject:
 
 
 def manifest_of(codes: Iterable[CodeObject], arch: str) -> dict[str, Any]:
-    """The manifest of a bundle of ``codes``, all of them for ``arch``."""
+    """The manifest of a bundle of ``codes``, all of them for ``arch``; its artifacts are a list, with their keys."""
     artifacts = []
     for code in codes:
         key = spec_key(code.spec)
@@ -53,7 +29,7 @@ def manifest_of(codes: Iterable[CodeObject], arch: str) -> dict[str, Any]:
             {
                 "key": key,
                 "spec": spec_json(code.spec),
-                "file": f"{code.spec.kernel}-{key[:16]}.hsaco",
+                "file": payload_name(code.spec.kernel, key),
                 "sha256": code.digest,
                 "bytes": len(code.elf),
                 "facts": json.loads(canonical_json(code.facts.to_json())),
@@ -70,9 +46,21 @@ def manifest_of(codes: Iterable[CodeObject], arch: str) -> dict[str, Any]:
     }
 
 
-def write_manifest(folder: Path, manifest: object) -> None:
-    """Write ``manifest`` in the form that readers expect."""
-    (folder / MANIFEST).write_text(canonical_json(manifest) + "\n")
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What ``write_manifest`` wrote."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    del manifest["sha256"]
+    return {**manifest, "artifacts": [{"key": key, **record} for key, record in manifest["artifacts"].items()]}
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write ``manifest``, whatever it says, in the form that readers expect, with its sha256."""
+    values = {name: value for name, value in manifest.items() if name != "artifacts"}
+    artifacts = [
+        (entry["key"], {name: value for name, value in entry.items() if name != "key"})
+        for entry in manifest["artifacts"]
+    ]
+    (folder / MANIFEST).write_bytes(manifest_bytes(values, artifacts))
 
 
 def write_bundle(folder: Path, codes: Iterable[CodeObject], arch: str) -> Path:

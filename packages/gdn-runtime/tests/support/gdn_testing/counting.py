@@ -24,10 +24,19 @@ from gdn_runtime.codeobject import CodeObject
 from gdn_runtime.codeobject.emulate import memory_range
 from gdn_runtime.codeobject.launch import Grid, Launcher, LoadedKernel, Value
 from gdn_runtime.codeobject.stages.kernels import Kernels
-from gdn_runtime.codeobject.stages.prepare import prepare
+from gdn_runtime.codeobject.stages.prepare import prepare, prepare_t
 from gdn_runtime.codeobject.stages.state_scan import state_scan
+from gdn_runtime.codeobject.stages.state_scan_vsplit import state_scan_vsplit
 from gdn_runtime.plan import ChunkPlan
-from gdn_runtime.spec import FusedPrepareSpec, OptStateScanSpec, VkStateScanSpec
+from gdn_runtime.rules import opt_rounding
+from gdn_runtime.spec import (
+    T_ELEMENTS,
+    FusedPrepareSpec,
+    OptStateScanSpec,
+    TPrepareSpec,
+    VkStateScanSpec,
+    VSplitScanSpec,
+)
 
 from .scans import TORCH, ScanSpec
 
@@ -39,7 +48,7 @@ SLOW_MEMORY = 1500
 """Memory latency, in cycles, of the second run of the model."""
 
 LINE = 128
-TENSORS = {"load": ("k", "w", "u", "g", "gk", "v", "beta"), "store": ("v_new", "h", "w", "u", "g_cumsum")}
+TENSORS = {"load": ("k", "w", "u", "g", "gk", "v", "beta", "t"), "store": ("v_new", "h", "w", "u", "g_cumsum", "t")}
 CLASSES = {
     "VALU": ("valu",),
     "SALU": ("salu",),
@@ -56,7 +65,7 @@ CLASSES = {
 }
 """Columns of the tables, of the emulator's classes."""
 
-Kernel: TypeAlias = ScanSpec | FusedPrepareSpec
+Kernel: TypeAlias = ScanSpec | VSplitScanSpec | FusedPrepareSpec | TPrepareSpec
 
 
 @dataclass(frozen=True)
@@ -115,13 +124,14 @@ class Counts:
 
 
 def opt_spec(arch: str, block_v: int, snapshot: str, *, g_head_major: bool = True) -> OptStateScanSpec:
-    """K5 `opt` of the workload, as the product selects it."""
+    """K5 `opt` of the workload, as the block selects it."""
     return OptStateScanSpec(
         arch=arch,
         block_v=block_v,
         g_head_major=g_head_major,
         use_state_indices=False,
         snapshot_dtype="bf16" if snapshot == "bf16" else "fp32",
+        rounding=opt_rounding(arch, block=True),
         sched_barrier=arch == "gfx942",
         **_COMMON,
     )
@@ -150,6 +160,29 @@ def prepare_spec(arch: str, variant: str) -> FusedPrepareSpec:
     """Fused prepare of the workload; beta in fp32."""
     kind = "wave" if variant == "wave" else "group"
     return FusedPrepareSpec(arch, kind, VALUE_HEADS, KEY_HEADS, True, True, "fp32")
+
+
+def prepare_t_spec(arch: str) -> TPrepareSpec:
+    """Prepare up to T' of the workload; beta in fp32."""
+    return TPrepareSpec(arch, VALUE_HEADS, KEY_HEADS, True, True, "fp32")
+
+
+def vsplit_spec(arch: str, block_v: int, snapshot: str) -> VSplitScanSpec:
+    """The V-split K5 of the workload, as the block selects it."""
+    return VSplitScanSpec(
+        arch=arch,
+        block_v=block_v,
+        num_heads=VALUE_HEADS,
+        num_key_heads=KEY_HEADS,
+        is_varlen=True,
+        use_exp2=True,
+        use_initial_state=True,
+        store_final_state=True,
+        use_state_indices=False,
+        state_dtype="fp32",
+        snapshot_dtype="bf16" if snapshot == "bf16" else "fp32",
+        rounding=opt_rounding(arch, block=True),
+    )
 
 
 class TracingLauncher(Launcher):
@@ -280,12 +313,35 @@ def trace_scan(spec: ScanSpec, tokens: int) -> _TracedKernel:
     return traced
 
 
-def trace_prepare(spec: FusedPrepareSpec, *, g_head_major: bool = False) -> _TracedKernel:
-    """A traced workgroup of the fused prepare, in the middle of the sequence: four heads of a chunk, or one."""
-    heads = VALUE_HEAD if spec.variant == "group" else VALUE_HEAD // WAVES
+def trace_vsplit(spec: VSplitScanSpec, tokens: int) -> _TracedKernel:
+    """The traced workgroup of the V-split K5 over one sequence of ``tokens``, a multiple of 64."""
+    kernels, traced = _kernels(spec, (0, VALUE_HEAD, 0))
+    inputs = _inputs(tokens)
+    state = (1, VALUE_HEADS, 128, 128)
+    state_scan_vsplit(
+        kernels,
+        inputs["k"],
+        _random(1, tokens, VALUE_HEADS, 128),
+        _random(tokens // 64, VALUE_HEADS, T_ELEMENTS, scale=0.1),
+        g=inputs["g"],
+        h=aligned(1, tokens // 64, VALUE_HEADS, 128, 128, dtype=TORCH[spec.snapshot_dtype]),
+        v_new=aligned(1, VALUE_HEADS, tokens, 128, dtype=torch.bfloat16),
+        initial_state=aligned(*state),
+        final_state=aligned(*state),
+        state_indices=None,
+        has_initial_state=None,
+        plan=_plan(tokens),
+        use_exp2=True,
+        spec=spec,
+    )
+    return traced
+
+
+def trace_prepare(spec: FusedPrepareSpec | TPrepareSpec, *, g_head_major: bool = False) -> _TracedKernel:
+    """A traced workgroup of a fused prepare, in the middle of the sequence: four heads of a chunk, or one ("group")."""
+    heads = VALUE_HEAD if getattr(spec, "variant", "wave") == "group" else VALUE_HEAD // WAVES
     kernels, traced = _kernels(spec, (TOKENS // 128, heads, 0))
     inputs = _inputs(TOKENS)
-    v = _random(1, TOKENS, VALUE_HEADS, 128)
     g, beta = aligned(1, VALUE_HEADS, TOKENS), aligned(1, VALUE_HEADS, TOKENS)
     g.fill_(-0.01)
     beta.copy_(torch.rand(beta.shape, generator=torch.Generator().manual_seed(4)))
@@ -295,16 +351,21 @@ def trace_prepare(spec: FusedPrepareSpec, *, g_head_major: bool = False) -> _Tra
         token_major = (1, TOKENS, VALUE_HEADS)
         g, beta = (aligned(*token_major).copy_(x.transpose(1, 2)) for x in (g, beta))
     size = (1, VALUE_HEADS, TOKENS, 128)
+    sums, plan = aligned(*size[:3]), _plan(TOKENS)
+    if isinstance(spec, TPrepareSpec):
+        t = aligned(TOKENS // 64, VALUE_HEADS, T_ELEMENTS, dtype=torch.bfloat16)
+        prepare_t(kernels, inputs["k"], g, beta, t=t, g_cumsum=sums, plan=plan, use_exp2=True, spec=spec)
+        return traced
     prepare(
         kernels,
         inputs["k"],
-        v,
+        _random(1, TOKENS, VALUE_HEADS, 128),
         g,
         beta,
         w=aligned(*size, dtype=torch.bfloat16),
         u=aligned(*size, dtype=torch.bfloat16),
-        g_cumsum=aligned(*size[:3]),
-        plan=_plan(TOKENS),
+        g_cumsum=sums,
+        plan=plan,
         use_exp2=True,
         spec=spec,
     )
@@ -344,17 +405,19 @@ def kind_of(mnemonic: str) -> str:
 
 
 @functools.cache
-def count_prepare(spec: FusedPrepareSpec, *, g_head_major: bool = False) -> Counts:
-    """Counts of one workgroup of the fused prepare."""
+def count_prepare(spec: FusedPrepareSpec | TPrepareSpec, *, g_head_major: bool = False) -> Counts:
+    """Counts of one workgroup of a fused prepare."""
     return _counts(trace_prepare(spec, g_head_major=g_head_major))
 
 
 @functools.cache
-def count_scan(spec: ScanSpec) -> Counts:
+def count_scan(spec: ScanSpec | VSplitScanSpec) -> Counts:
     """Counts of one workgroup of K5 and a steady chunk: the difference of launches of 2048 tokens and of two chunks
     less, halved."""
-    longer = _counts(trace_scan(spec, TOKENS))
-    shorter = _counts(trace_scan(spec, TOKENS - 64 * PAIR))
+    longer, shorter = (
+        _counts(trace_vsplit(spec, tokens) if isinstance(spec, VSplitScanSpec) else trace_scan(spec, tokens))
+        for tokens in (TOKENS, TOKENS - 64 * PAIR)
+    )
 
     def per_chunk(a: float, b: float) -> float:
         return (a - b) / PAIR

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from .compare import assert_same_shape
-from .inputs import GdnInputs
+from gdn_runtime.testing import GdnInputs, assert_same_shape
 
 _BLOCK = 1 << 26
 """Elements per step of a comparison: 256 MiB in fp32."""
@@ -107,20 +107,21 @@ def assert_equal_on_device(actual: Tensor, expected: Tensor, what: str) -> None:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collect the Triton kernels that are compiled, or loaded for a new key, while the block runs."""
+    """Collect the Triton kernels that are compiled, or loaded for a new key, while the block runs: by Triton's launcher
+    or by ours."""
     from triton import knobs
 
     seen: list[str] = []
-    before = knobs.runtime.jit_post_compile_hook
+    before = knobs.compilation.listener
 
-    def note(*args: object, **info: object) -> None:
-        seen.append(str(info.get("repr", args)))
+    def note(**info: Any) -> None:
+        seen.append(info["src"].name)
 
-    knobs.runtime.jit_post_compile_hook = note
+    knobs.compilation.listener = note
     try:
         yield seen
     finally:
-        knobs.runtime.jit_post_compile_hook = before
+        knobs.compilation.listener = before
 
 
 @contextmanager

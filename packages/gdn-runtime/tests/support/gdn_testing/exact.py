@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .inputs import Beta, GdnInputs, Keys
+from gdn_runtime.testing import Beta, GdnInputs, Keys
 
 
 @dataclass(frozen=True)

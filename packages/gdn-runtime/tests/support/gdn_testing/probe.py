@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from gdn_runtime.spec import Argument, Language
 
-Deed = Literal["scale", "lds over the limit", "wrong arch", "sleep", "raise"]
+Deed = Literal["scale", "lds over the limit", "wrong arch", "sleep", "raise", "take 3 GiB"]
 
 
 @dataclass(frozen=True)

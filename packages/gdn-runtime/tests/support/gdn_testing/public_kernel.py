@@ -182,6 +182,54 @@ def prepare_bars(spec: FusedPrepareSpec, counts: Counts) -> list[Bar]:
     ]
 
 
+STAGED_PAIR = {
+    ("gfx942", "bf16"): 3810,
+    ("gfx942", "fp32"): 4366,
+    ("gfx950", "bf16"): 3210,
+    ("gfx950", "fp32"): 3754,
+}
+"""Wave-instructions of our prepare "wave" and of the two workgroups of `opt` with 64 columns, per chunk and value head,
+when the T' route was made; by architecture and snapshot dtype."""
+
+ROUTE_INSTRUCTIONS, ROUTE_KB = 0.82, 90
+"""T' takes at most this part of ``STAGED_PAIR``; KB through memory per chunk and value head, bf16 snapshots, H/Hg 2."""
+
+
+def route_bytes(prepare: Counts, scan: Counts, parts: int = 1) -> float:
+    """Bytes through memory of K1..K5 per chunk and value head, either route. ``prepare``: of a workgroup of four heads;
+    ``scan``: of one of ``parts`` workgroups of a head. Rows of k serve two value heads, and are read once by each
+    kernel."""
+    total = prepare.requests["k load"].bytes / WAVES + scan.requests["k load"].bytes / 2
+    for name, requests in prepare.requests.items():
+        if name.split()[0] in ("v", "w", "u", "t"):
+            total += requests.bytes / WAVES
+    for name, requests in scan.requests.items():
+        if name.split()[0] in ("v", "u", "v_new", "h"):
+            total += parts * requests.bytes
+        elif name.split()[0] in ("w", "t"):
+            total += requests.bytes  # the parts read the same
+    return total
+
+
+def route_bars(arch: str, snapshot: str, prepare: Counts, scan: Counts) -> list[Bar]:
+    """The bars of the T' route: ``prepare`` of a workgroup, ``scan`` with 128 columns."""
+    requests = scan.requests
+    snapshots = 0 if snapshot == "bf16" else 32
+    return [
+        Bar("instructions of the pair", prepare.instructions / WAVES + scan.instructions,
+            ROUTE_INSTRUCTIONS * STAGED_PAIR[arch, snapshot]),
+        Bar("KB through memory", route_bytes(prepare, scan) / 1024, ROUTE_KB + snapshots),
+        *(Bar(f"64-byte requests, {name}", requests[name].lines64, requests[name].tile64)
+          for name in ("k load", "v load", "v_new store", "h store")),
+        Bar("128-byte requests, h store", requests["h store"].lines128, requests["h store"].bytes / 128),
+        Bar("barriers per wave, prepare", prepare.classes["barrier"] / WAVES, 0),
+        Bar("barriers per wave, K5", scan.classes["barrier"] / WAVES, MAX_BARRIERS),
+        Bar("branches on EXEC", scan.exec_branches + prepare.exec_branches, 0),
+        *_registers(prepare),
+        *_registers(scan),
+    ]  # fmt: skip
+
+
 def heads_of(spec: FusedPrepareSpec) -> int:
     """Value heads of one workgroup."""
     return WAVES if spec.variant == "wave" else 1

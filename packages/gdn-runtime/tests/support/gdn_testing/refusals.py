@@ -11,9 +11,7 @@ from torch import Tensor
 
 from gdn_runtime import build_prefill_metadata
 from gdn_runtime.ops import block, sequences, state_scan
-
-from .compare import assert_bitwise_equal
-from .inputs import make_inputs
+from gdn_runtime.testing import assert_bitwise_equal, make_inputs
 
 Args = dict[str, Any]
 Change = Callable[[Args], Args]

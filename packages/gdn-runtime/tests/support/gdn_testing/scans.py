@@ -14,14 +14,14 @@ from gdn_runtime import env, reference
 from gdn_runtime.codeobject import CodeObject, code_object
 from gdn_runtime.codeobject.emulate import EmulatorLauncher, collect_results
 from gdn_runtime.plan import ChunkPlan
-from gdn_runtime.spec import LOG2E, OptStateScanSpec, VkStateScanSpec
+from gdn_runtime.spec import LOG2E, OptStateScanSpec, VkStateScanSpec, VSplitScanSpec
+from gdn_runtime.testing import GdnInputs, assert_bitwise_equal, assert_close_rel, make_inputs
 
-from .compare import assert_bitwise_equal, assert_close_rel
-from .inputs import GdnInputs, make_inputs
 from .poison import poisoned
 from .stages import plan_for, snapshots_for
+from .tprime import exact_t, packed, unpacked
 
-ScanSpec: TypeAlias = OptStateScanSpec | VkStateScanSpec
+ScanSpec: TypeAlias = OptStateScanSpec | VkStateScanSpec | VSplitScanSpec
 TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ORDERS = ("forward", "reverse", "random")
 
@@ -31,7 +31,8 @@ class ScanProblem:
     """Arguments of K5: w, u [B, H, T, 128] and the cumulative gate [B, H, T] as K1..K4 of the reference make them.
 
     ``g`` is in log2 units iff ``use_exp2``, None without gates; ``gk`` [B, T, H, K] natural log or None. Rows outside
-    the sequences are NaN in all of them.
+    the sequences are NaN in all of them. ``t``: T' as the V-split K5 reads it, [chunks, H, T_ELEMENTS], with v of
+    ``inputs`` in place of w and u; None for the other kernels.
     """
 
     inputs: GdnInputs
@@ -41,6 +42,24 @@ class ScanProblem:
     g: Tensor | None
     gk: Tensor | None
     use_exp2: bool
+    t: Tensor | None = None
+
+    def value(self, batch: int, rows: slice, chunk: int, state: Tensor) -> Tensor:
+        """u - w S^T or T' bf16(v - exp(G) k S^T) of a chunk, [H, tokens, V]. ``state``: [H, V, K], of bf16 numbers."""
+        if self.t is None:
+            return self.u[batch, :, rows].float() - self.w[batch, :, rows].float() @ state.transpose(1, 2)
+        group = self.inputs.num_heads // self.inputs.num_key_heads
+        k = self.inputs.k[batch, rows].float().transpose(0, 1).repeat_interleave(group, 0)
+        v = self.inputs.v[batch, rows].float().transpose(0, 1)
+        assert self.g is not None
+        gates = self.decay(self.g[batch, :, rows, None])
+        x = v - gates * (k @ state.transpose(1, 2))
+        tokens = x.shape[1]
+        return unpacked(self.t[chunk])[:, :tokens, :tokens].float() @ x.bfloat16().float()
+
+    def decay(self, gate: Tensor) -> Tensor:
+        """exp of a gate in the units of ``g``."""
+        return torch.exp(gate / LOG2E if self.use_exp2 else gate)
 
     @property
     def initial_state(self) -> Tensor | None:
@@ -84,6 +103,21 @@ def scan_problem(
     return ScanProblem(inputs, plan, w, u, g if use_g else None, gk, use_exp2)
 
 
+def tprime_problem(shape: Sequence[int], num_heads: int = 2, num_key_heads: int = 1, **options: Any) -> ScanProblem:
+    """``scan_problem`` with T' in bf16."""
+    problem = scan_problem(shape, num_heads, num_key_heads, **options)
+    return replace(problem, t=packed(exact_t(problem.inputs).bfloat16()))
+
+
+def vsplit_spec(problem: ScanProblem, arch: str, block_v: int, **changes: Any) -> VSplitScanSpec:
+    """The spec of the V-split K5 for ``problem``, with some fields changed: fp32 snapshots and states, no pool."""
+    common = _common(problem, block_v)
+    for name in ("use_g", "use_gk", "save_new_value"):
+        del common[name]
+    fields = {"use_state_indices": False, "snapshot_dtype": "fp32"}
+    return VSplitScanSpec(**{**common, **fields, "arch": arch, **changes})
+
+
 def vk_spec(problem: ScanProblem, block_v: int, **changes: Any) -> VkStateScanSpec:
     """The spec of vk for ``problem``, with some fields changed."""
     return VkStateScanSpec(**{**_common(problem, block_v), "arch": "gfx950", **changes})
@@ -112,6 +146,11 @@ def _common(problem: ScanProblem, block_v: int) -> dict[str, Any]:
     }
 
 
+def _head_major(spec: ScanSpec) -> bool:
+    """Whether g is [B, H, T]."""
+    return isinstance(spec, VSplitScanSpec) or getattr(spec, "g_head_major", False)
+
+
 def scan_code(spec: ScanSpec) -> CodeObject:
     """The code object of ``spec``, compiled once per process, or per GDN_JIT_CACHE_DIR."""
     with env.override(jit=True):
@@ -137,13 +176,13 @@ def emulate_scan(
     states = (plan.num_seqs, inputs.num_heads, 128, 128)
     snapshot = TORCH[getattr(spec, "snapshot_dtype", "bf16")]
     h = aligned(snapshots_for(inputs, plan, snapshot))
-    v_new = aligned(poisoned(*problem.u.shape, dtype=problem.u.dtype)) if spec.save_new_value else None
+    v_new = aligned(poisoned(*problem.u.shape, dtype=problem.u.dtype)) if _saves(spec) else None
     initial = problem.initial_state if pool is None else pool
     final = None
     if spec.store_final_state:
         final = aligned(poisoned(*states, dtype=TORCH[spec.state_dtype])) if pool is None else pool
     g = problem.g
-    if g is not None and not getattr(spec, "g_head_major", False):
+    if g is not None and not _head_major(spec):
         g = g.transpose(1, 2).contiguous()
     wu = [problem.w, problem.u]
     if not getattr(spec, "wu_head_major", True):
@@ -153,6 +192,8 @@ def emulate_scan(
         "k": inputs.k,
         "w": wu[0],
         "u": wu[1],
+        "v": inputs.v,
+        "t": problem.t,
         "g": g,
         "gk": problem.gk,
         "h": h if h.numel() else None,
@@ -166,6 +207,9 @@ def emulate_scan(
         "k_stride_b": inputs.k.stride(0) * inputs.k.element_size(),
         "k_stride_h": inputs.k.stride(2) * inputs.k.element_size(),
         "k_stride_t": inputs.k.stride(1) * inputs.k.element_size(),
+        "v_stride_b": inputs.v.stride(0) * inputs.v.element_size(),
+        "v_stride_h": inputs.v.stride(2) * inputs.v.element_size(),
+        "v_stride_t": inputs.v.stride(1) * inputs.v.element_size(),
         "initial_stride": 0 if initial is None else initial.stride(0) * initial.element_size(),
         "final_stride": 0 if final is None else final.stride(0) * final.element_size(),
         "seq_len": plan.seq_len,
@@ -181,6 +225,10 @@ def emulate_scan(
     if written is not None and not getattr(spec, "wu_head_major", True):
         written = written.transpose(1, 2)
     return ScanResult(h, written, values["final_state"], results[0])
+
+
+def _saves(spec: ScanSpec) -> bool:
+    return isinstance(spec, VSplitScanSpec) or spec.save_new_value
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -209,8 +257,13 @@ def far_arguments(spec: ScanSpec, problem: ScanProblem) -> tuple[dict[str, Any],
     far["h"] = reserved(1, chunk + problem.plan.total_chunks, heads, 128, 128, dtype=snapshot)
     far["k"] = reserved(1, tokens, problem.inputs.num_key_heads, 128, dtype=torch.bfloat16)
     far["w"][:, :, begin:], far["u"][:, :, begin:], far["k"][:, begin:] = problem.w, problem.u, problem.inputs.k
+    if problem.t is not None:
+        far["v"] = reserved(1, tokens, heads, 128, dtype=torch.bfloat16)
+        far["v"][:, begin:] = problem.inputs.v
+        far["t"] = reserved(chunk + problem.plan.total_chunks, heads, problem.t.shape[2], dtype=torch.bfloat16)
+        far["t"][chunk:] = problem.t
     if problem.g is not None:
-        head_major = getattr(spec, "g_head_major", False)
+        head_major = _head_major(spec)
         shape = (heads, tokens) if head_major else (tokens, heads)
         far["g"] = reserved(1, *shape, dtype=torch.float32)
         by_head = far["g"] if head_major else far["g"].transpose(1, 2)
@@ -240,12 +293,9 @@ def expected_scan(
     def stored(x: Tensor, dtype: str) -> Tensor:
         return x if dtype == "fp32" else cut(x).bfloat16()
 
-    def decay(x: Tensor) -> Tensor:
-        return torch.exp(x / LOG2E if problem.use_exp2 else x)
-
     h = snapshots_for(inputs, plan, TORCH[getattr(spec, "snapshot_dtype", "bf16")])
     chunks = h.view(-1, *h.shape[2:])
-    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype) if spec.save_new_value else None
+    v_new = poisoned(*problem.u.shape, dtype=problem.u.dtype) if _saves(spec) else None
     source = problem.initial_state if pool is None else pool
     slots = plan.num_seqs if pool is None else pool.shape[0]
     if pool is not None:
@@ -263,14 +313,14 @@ def expected_scan(
         for first in range(begin, begin + length, 64):
             rows = slice(first, min(first + 64, begin + length))
             chunks[chunk] = stored(state, getattr(spec, "snapshot_dtype", "bf16"))
+            value = problem.value(batch, rows, chunk, cut(state))
             chunk += 1
-            value = problem.u[batch, :, rows].float() - problem.w[batch, :, rows].float() @ cut(state).transpose(1, 2)
             if v_new is not None:
                 v_new[batch, :, rows] = cut(value).bfloat16()
             if problem.g is not None:
                 gates = problem.g[batch, :, rows, None]
-                value = value * decay(gates[:, -1:] - gates)
-                state = state * decay(gates[:, -1:])
+                value = value * problem.decay(gates[:, -1:] - gates)
+                state = state * problem.decay(gates[:, -1:])
             if problem.gk is not None:
                 state = state * problem.gk[batch, rows.stop - 1].exp()[:, None]
             keys = inputs.k[batch, rows].float().transpose(0, 1).repeat_interleave(group, 0)

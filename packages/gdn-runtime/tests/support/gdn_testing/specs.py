@@ -25,8 +25,7 @@ from gdn_runtime.spec import (
     StateScanConfig,
     StateScanSpec,
 )
-
-from .inputs import GdnInputs
+from gdn_runtime.testing import GdnInputs
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gdn_runtime.plan import ChunkPlan, cdiv
+from gdn_runtime.testing import GdnInputs
 
-from .inputs import GdnInputs
 from .poison import poisoned
 from .specs import Specs, problem_of, triton_specs
 

@@ -11,18 +11,21 @@ from ..launch import Launcher
 from .kernels import Kernels, LauncherFor
 from .l2norm import l2norm
 from .output import output
-from .prepare import prepare
+from .prepare import prepare, prepare_t
 from .state_scan import bind_state_scan, new_state_stride, state_scan
+from .state_scan_vsplit import state_scan_vsplit
 
 
 class CodeObjectStages:
-    """``ops.backends.Stages`` by launches of code objects; ``bind_state_scan`` is for calls of K5 that repeat."""
+    """``ops.backends.TPrimeStages`` by launches of code objects; ``bind_state_scan`` is for calls of K5 that repeat."""
 
     def __init__(self, launcher_for: LauncherFor) -> None:
         self.kernels = Kernels(launcher_for)
         self.l2norm = functools.partial(l2norm, self.kernels)
         self.prepare = functools.partial(prepare, self.kernels)
+        self.prepare_t = functools.partial(prepare_t, self.kernels)
         self.state_scan = functools.partial(state_scan, self.kernels)
+        self.state_scan_vsplit = functools.partial(state_scan_vsplit, self.kernels)
         self.bind_state_scan = functools.partial(bind_state_scan, self.kernels)
         self.new_state_stride = new_state_stride
         self.output = functools.partial(output, self.kernels)

@@ -29,6 +29,9 @@ MINUS_ONE = 0xBF80
 SWAP_1, SWAP_2 = 0xB1, 0x4E
 """DPP: each lane takes the value of the lane whose number differs in bit 0 or bit 1."""
 
+ROW_BROADCAST = 0x150
+"""DPP: each lane takes the value of the lane of its group of 16 whose number is added to this (row_newbcast)."""
+
 
 def uniform(value):
     """``value`` (int32), the same in all lanes of the wave, as a scalar register."""
@@ -111,6 +114,11 @@ def moved(value, control):
 def of_quad(value, index):
     """``value`` of lane ``index`` of each lane's group of four."""
     return moved(value, index * 0x55)
+
+
+def of_group(value, index):
+    """``value`` of lane ``index`` of each lane's group of 16."""
+    return moved(value, ROW_BROADCAST + index)
 
 
 def pack_truncated(low, high):

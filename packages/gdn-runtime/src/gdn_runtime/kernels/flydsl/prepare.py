@@ -18,7 +18,8 @@ from ..common import lds
 from ..common.lanes import wave_and_lane
 from .prepare_chunk import SPREAD_BYTES
 from .prepare_group import GROUP_LDS, prepare_chunk
-from .prepare_wave import WAVES, prepare_head
+from .prepare_head import WAVES
+from .prepare_wave import prepare_head
 
 
 def build(spec: FusedPrepareSpec):

@@ -8,6 +8,7 @@ and a 16x16 tile X has X[4q + r][n] in register r of lane (n, q). What belongs t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import flydsl.expr as fx
 from flydsl.expr import rocdl
@@ -16,10 +17,13 @@ from flydsl.expr.typing import Vector as Vec
 
 from ...spec.base import CHUNK, GATE_MIN, HEAD_DIM, LOG2E
 from ...spec.flydsl import FusedPrepareSpec
+from ...spec.tprime import TPrepareSpec
 from ..common import lds
 from ..common.lanes import TILE
 from ..common.memory import Buffer, offset64, scalar_load
 from ..common.numeric import bf16_to_fp32, exp2, fp16_to_fp32
+
+Spec: TypeAlias = FusedPrepareSpec | TPrepareSpec
 
 BLOCKS = CHUNK // TILE
 ROW_BYTES = 2 * HEAD_DIM
@@ -41,7 +45,7 @@ class Place:
     left: object
 
 
-def locate(spec: FusedPrepareSpec, a) -> Place:
+def locate(spec: Spec, a) -> Place:
     """The chunk of this workgroup. Grid x: chunk; dense: grid z: batch row."""
     chunk = fx.Int32(fx.block_idx.x)
     if spec.is_varlen:
@@ -61,12 +65,12 @@ def root(place: Place, pointer, head, stride_b, stride_t, stride_h):
     return address if place.batch is None else address + offset64(place.batch, stride_b)
 
 
-def key_head(spec: FusedPrepareSpec, head):
+def key_head(spec: Spec, head):
     """Key head of a value head. Unsigned: a signed division takes seven instructions more."""
     return fx.Int32(fx.Uint32(head) // fx.Uint32(spec.num_heads // spec.num_key_heads))
 
 
-def head_major_row(spec: FusedPrepareSpec, place: Place, head, seq_len):
+def head_major_row(spec: Spec, place: Place, head, seq_len):
     """Number of the chunk's first row in [B, H, T], Int64."""
     outer = head if place.batch is None else place.batch * fx.Int32(spec.num_heads) + head
     return offset64(outer, seq_len) + fx.Int64(fx.Uint32(place.token))
@@ -112,7 +116,7 @@ def load_gate(place: Place, address, stride_t, token):
     return Buffer(address, UNBOUNDED).load(_masked(place, stride_t, token))
 
 
-def load_gain(spec: FusedPrepareSpec, place: Place, address, stride_t, token):
+def load_gain(spec: Spec, place: Place, address, stride_t, token):
     """beta of token ``token`` of the chunk as it is in memory; 0 past the sequence's end."""
     buffer, offset = Buffer(address, UNBOUNDED), _masked(place, stride_t, token)
     return buffer.load(offset) if spec.beta_dtype == "fp32" else buffer.load_half(offset)
@@ -127,7 +131,7 @@ def floored(word):
     return (gate < fx.Float32(GATE_MIN)).select(fx.Float32(GATE_MIN), gate)
 
 
-def widened(spec: FusedPrepareSpec, word):
+def widened(spec: Spec, word):
     """A loaded beta in fp32."""
     if spec.beta_dtype == "fp32":
         return word.bitcast(fx.Float32)

@@ -13,21 +13,14 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import rocdl
-from flydsl.expr.typing import T
-from flydsl.expr.typing import Vector as Vec
 
 from ...spec.base import CHUNK, HEAD_DIM
 from ...spec.flydsl import OptStateScanSpec
 from ..common import lanes, lds, memory
+from .state_scan_views import ROW, UNBOUNDED, States, larger, load, locate, moved, smaller, store, store_nothing, window
 
 PAIR = 2 * CHUNK
 """Tokens of a turn of the loop, by which windows move."""
-
-ROW = 2 * HEAD_DIM
-"""Bytes of a bf16 row."""
-
-_RAW_DWORDS = 0x27000
-_UNBOUNDED = -1
 
 
 @dataclass(frozen=True)
@@ -57,40 +50,6 @@ class Arguments:
     index_bytes: Any
 
 
-def window(address, size):
-    """A buffer resource of ``size`` bytes (int32, unsigned) from ``address`` (int64) on, as four scalar words: loads
-    past them give 0, stores are dropped."""
-    low, high = Vec.from_elements([address], fx.Int64).bitcast(fx.Int32)
-    return lanes.words(low, high, size, fx.Int32(_RAW_DWORDS))
-
-
-def moved(view, step, size=None):
-    """The window ``step`` bytes (int64) further on; its size stays if there is none given."""
-    address = view.shuffle(view, [0, 1]).bitcast(fx.Int64)[0] + step
-    low, high = Vec.from_elements([address], fx.Int64).bitcast(fx.Int32)
-    return lanes.words(low, high, view[2] if size is None else size, view[3])
-
-
-def load(view, count, offset, scalar=0):
-    """``count`` words (1, 2, 4) at ``offset`` bytes of each lane plus ``scalar`` of all: Int32 or a Vec of them."""
-    kind = T.i32 if count == 1 else Vec.make_type(count, fx.Int32)
-    words = rocdl.raw_buffer_load(kind, view.ir_value(), fx.Int32(offset).ir_value(), fx.Int32(scalar).ir_value())
-    return fx.Int32(words) if count == 1 else Vec(words, (count,), fx.Int32)
-
-
-def store(value, view, offset, scalar=0):
-    """Store what ``load`` would load."""
-    rocdl.raw_buffer_store(value.ir_value(), view.ir_value(), fx.Int32(offset).ir_value(), fx.Int32(scalar).ir_value())
-
-
-def smaller(x, y):
-    return (x < y).select(x, y)
-
-
-def larger(x, y):
-    return (x > y).select(x, y)
-
-
 class Traffic:
     """Windows and lane offsets of one workgroup: BV columns of v of one value head of one sequence.
 
@@ -117,32 +76,19 @@ class Traffic:
     def _place_group(self):
         """Sequence, head and the addresses where they begin."""
         spec, args = self.spec, self.args
-        group = fx.Uint32(fx.block_idx.y)
-        head, sequence = group % fx.Uint32(spec.num_heads), group // fx.Uint32(spec.num_heads)
-        key_head = head // fx.Uint32(spec.num_heads // spec.num_key_heads)
-        self.sequence, self.first_v = fx.Int32(sequence), fx.Int32(fx.block_idx.x) * fx.Int32(spec.block_v)
-        self.head = fx.Int64(head)
-        if spec.is_varlen:
-            at = fx.Int64(sequence) * fx.Int64(4)
-            start = memory.scalar_load(args.cu_seqlens, at)
-            self.length = memory.scalar_load(args.cu_seqlens, at + fx.Int64(4)) - start
-            batch, first_chunk = fx.Int64(0), fx.Int64(memory.scalar_load(args.chunk_offsets, at))
-        else:
-            start, self.length, batch = fx.Int32(0), args.seq_len, fx.Int64(sequence)
-        self.chunks = (self.length + fx.Int32(CHUNK - 1)) >> fx.Int32(6)
-        if not spec.is_varlen:
-            first_chunk = batch * fx.Int64(self.chunks)
+        self.place = place = locate(spec, args)
+        self.length, self.chunks = place.length, place.chunks
         heads, tokens = fx.Int64(spec.num_heads), fx.Int64(args.seq_len)
-        by_head = (batch * heads + self.head) * tokens + fx.Int64(start)
-        by_token = (batch * tokens + fx.Int64(start)) * heads + self.head
+        by_head = (place.batch * heads + place.head) * tokens + fx.Int64(place.start)
+        by_token = (place.batch * tokens + fx.Int64(place.start)) * heads + place.head
         first_row = (by_head if spec.wu_head_major else by_token) * fx.Int64(ROW)
-        columns = fx.Int64(self.first_v)
-        key_offset = batch * args.k_stride_b + fx.Int64(key_head) * args.k_stride_h
-        snapshot = (first_chunk * heads + self.head) * fx.Int64(HEAD_DIM) + columns
+        columns = fx.Int64(place.first_v)
+        key_offset = place.batch * args.k_stride_b + place.key_head * args.k_stride_h
+        snapshot = (place.first_chunk * heads + place.head) * fx.Int64(HEAD_DIM) + columns
         self.roots = {
             "w": args.w + first_row,
             "u": args.u + first_row + columns * fx.Int64(2),
-            "k": args.k + key_offset + memory.offset64(start, args.k_stride_t),
+            "k": args.k + key_offset + memory.offset64(place.start, args.k_stride_t),
             "h": args.h + snapshot * fx.Int64(self.snapshot_row),
         }
         if spec.save_new_value:
@@ -167,7 +113,7 @@ class Traffic:
         gate_token = wave * fx.Int32(16) + group * fx.Int32(4) + lane % fx.Int32(4)
         self.g_at = [(gate_token + x) * fx.Int32(self.gate_row) for x in chunks]
         first_k = wave * fx.Int32(32) + group * fx.Int32(8)
-        self.gk_at = first_k * fx.Int32(4)
+        self.gk_at = (first_k + lane % fx.Int32(8)) * fx.Int32(4)
         if self.spec.snapshot_dtype == "bf16":
             row, at = self._column_of(wave * fx.Int32(4) + group), column * fx.Int32(16)
         else:
@@ -185,7 +131,7 @@ class Traffic:
     @property
     def loads(self):
         """Instructions of ``fetch``."""
-        return 8 + max(1, self.tiles // 2) + 2 * self.spec.use_g + 2 * self.spec.use_gk
+        return 8 + max(1, self.tiles // 2) + 2 * self.spec.use_g + self.spec.use_gk
 
     @property
     def stores(self):
@@ -200,7 +146,7 @@ class Traffic:
         rows = smaller(self.left, fx.Int32(PAIR))
         sizes = self._sizes(rows)
         self.stored = sizes["w"]
-        sizes |= {"v_new": sizes["w"], "h": fx.Int32(_UNBOUNDED)}
+        sizes |= {"v_new": sizes["w"], "h": fx.Int32(UNBOUNDED)}
         self.views = {name: window(address, sizes[name]) for name, address in self.roots.items()}
         self._place_last(rows)
         state = self._initial()
@@ -209,7 +155,7 @@ class Traffic:
         for half in range(2):
             data.append(self.fetch(half))
             lds.sched_fence()
-            self._store_nothing()
+            store_nothing(self.stores)
             lds.sched_fence()
         rocdl.s_waitcnt(vmcnt=2 * (self.loads + self.stores))
         lds.sched_fence()
@@ -287,26 +233,18 @@ class Traffic:
         return [load(self.views["u"], 4, at + fx.Int32(64 * i)) for i in range(self.tiles // 2)]
 
     def fetch_gates(self, half):
-        """Gates of the wave's tokens and of the chunk's last one."""
+        """Gates of the wave's tokens and of the chunk's last one; gk of one of the group's k per lane."""
         data = {}
         if self.spec.use_g:
             data["g"] = load(self.views["g"], 1, self.g_at[half]).bitcast(fx.Float32)
             data["g_last"] = load(self.views["g"], 1, 0, self.last_gate[half]).bitcast(fx.Float32)
         if self.spec.use_gk:
-            at = [self.gk_at + fx.Int32(16 * part) for part in range(2)]
-            data["gk"] = [load(self.views["gk"], 4, x, self.last_channel[half]).bitcast(fx.Float32) for x in at]
+            data["gk"] = load(self.views["gk"], 1, self.gk_at, self.last_channel[half]).bitcast(fx.Float32)
         return data
 
     def wait_fetched(self):
         """Until what was fetched two chunks ago is there: younger are one chunk's loads and two chunks' stores."""
         rocdl.s_waitcnt(vmcnt=self.loads + 2 * self.stores)
-
-    def _store_nothing(self):
-        """As many stores as a chunk has, to a window of no bytes: so the waits of the loop's first turn may count on
-        stores too, and those of all turns need not wait for any."""
-        empty = window(fx.Int64(0), fx.Int32(0))
-        for i in range(self.stores):
-            store(fx.Int32(0), empty, fx.Int32(4 * i))
 
     def values_of(self, loaded, tile):
         """u of one tile of v as A operand of K = 16."""
@@ -329,61 +267,13 @@ class Traffic:
 
     def _initial(self):
         """The state of the sequence's start, [tile][k half] of 4 fp32: lane = v, registers = k."""
-        self._find_slot()
-        if not self.spec.use_initial_state:
-            return [[lanes.zeros(), lanes.zeros()] for _ in range(self.tiles)]
-        size = self._has_state().select(self.state_size, fx.Int32(0))
-        view = self._state_window(self.args.initial_state, self.args.initial_stride, size)
-        state = []
-        for at in self._state_places():
-            if self.spec.state_dtype == "fp32":
-                state.append([load(view, 4, at + fx.Int32(16 * part)).bitcast(fx.Float32) for part in range(2)])
-                continue
-            words = load(view, 4, at)
-            numbers = [(x << fx.Int32(16), x & fx.Int32(-1 << 16)) for x in words]
-            state.append([lanes.words(*numbers[i], *numbers[i + 1]).bitcast(fx.Float32) for i in (0, 2)])
-        return state
+        self._states = States(self.spec, self.args, self.place)
+        return self._states.load(self._state_places())
 
     def finish(self, state, packed):
         """Store the last state; ``packed`` rounds a tile to bf16."""
-        if not self.spec.store_final_state:
-            return
-        view = self._state_window(self.args.final_state, self.args.final_stride, self.state_size)
-        for tile, at in zip(state, self._state_places(), strict=True):
-            if self.spec.state_dtype == "fp32":
-                for part in range(2):
-                    store(tile[part], view, at + fx.Int32(16 * part))
-            else:
-                store(lanes.joined(*(packed(x) for x in tile)), view, at)
+        self._states.store(self._state_places(), state, packed)
 
     def _state_places(self):
         tiles = range(self.tiles)
         return [self.state_at + fx.Int32((32 * (i // 2) + 4 * (i % 2)) * self.state_row) for i in tiles]
-
-    def _state_window(self, address, stride, size):
-        first = self.head * fx.Int64(HEAD_DIM) + fx.Int64(self.first_v)
-        return window(address + self.slot * stride + first * fx.Int64(self.state_row), size)
-
-    def _find_slot(self):
-        """Slot of the sequence's state and the bytes there: none if the slot is no slot of the pool, a pad."""
-        args = self.args
-        self.slot, self.state_size = fx.Int64(self.sequence), fx.Int32(self.spec.block_v * self.state_row)
-        if self.spec.use_state_indices:
-            at = self.slot * fx.Int64(args.index_bytes)
-            low = memory.scalar_load(args.state_indices, at)
-            # The upper word of an int64; of an int32 the same word again, so that nothing past its end is read.
-            high = memory.scalar_load(args.state_indices, at + fx.Int64(args.index_bytes) - fx.Int64(4))
-            high = (args.index_bytes == fx.Int32(8)).select(high, low >> fx.Int32(31))
-            inside = (high == fx.Int32(0)) & (fx.Uint32(low) < fx.Uint32(args.num_slots))
-            # Slot 0 in place of a pad: the address of any other number could reach into a window's flags.
-            self.slot = fx.Int64(inside.select(low, fx.Int32(0)))
-            self.state_size = inside.select(self.state_size, fx.Int32(0))
-
-    def _has_state(self):
-        """Whether the sequence has a state to begin with; all have if there is no such tensor."""
-        address = self.args.has_initial_state
-        absent = address == fx.Int64(0)
-        size = absent.select(fx.Int32(0), self.sequence + fx.Int32(1))
-        view, zero = window(address, size), fx.Int32(0).ir_value()
-        flag = fx.Uint8(rocdl.raw_buffer_load(T.i8, view.ir_value(), self.sequence.ir_value(), zero))
-        return absent | (lanes.uniform(fx.Int32(flag)) != fx.Int32(0))

@@ -191,13 +191,14 @@ class Scan:
         return Vec.from_elements([lanes.of_quad(gate, r) for r in range(4)], fx.Float32)
 
     def decays(self, data):
-        """What both halves of the state's k are multiplied by, or None."""
-        decay = self.log2(data["g_last"]) if self.spec.use_g else None
+        """What both halves of the state's k are multiplied by, or None; per key one exponential per lane, moved among
+        its group of 16."""
+        exponent = self.log2(data["g_last"]) if self.spec.use_g else None
         if self.spec.use_gk:
-            channels = [x * fx.Float32(LOG2E) for x in data["gk"]]
-            exponents = [x if decay is None else x + decay for x in channels]
-            return [Vec.from_elements([numeric.exp2(x[r]) for r in range(4)], fx.Float32) for x in exponents]
-        return [None if decay is None else numeric.exp2(decay)] * 2
+            channel = data["gk"] * fx.Float32(LOG2E)
+            decay = numeric.exp2(channel if exponent is None else channel + exponent)
+            return [Vec.from_elements([lanes.of_group(decay, 4 * j + r) for r in range(4)], fx.Float32) for j in (0, 1)]
+        return [None if exponent is None else numeric.exp2(exponent)] * 2
 
     def log2(self, gate):
         """A log gate in log2 units."""

@@ -34,11 +34,11 @@ INTERPRETED = tl.constexpr(not isinstance(_probe, triton.JITFunction))
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """Round an fp32 tile to ``dtype``, to nearest even. The interpreter (3.6 to 3.9) truncates to bf16, so there the
-    carry of the rounding is added to the bits first; NaN keeps its own bits."""
+    """Round an fp32 tile to ``dtype``, to nearest even. The interpreter (3.6 to 3.9) truncates to bf16, subnormal
+    numbers wrongly, so there the bits are rounded first; NaN keeps its own bits."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
-        carried = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+        carried = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
         return tl.where(x == x, carried, x).to(tl.bfloat16)
     else:
         return x.to(dtype)

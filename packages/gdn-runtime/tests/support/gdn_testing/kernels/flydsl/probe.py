@@ -18,6 +18,8 @@ def build(spec: ProbeSpec):
         time.sleep(600)
     if spec.deed == "raise":
         raise KeyError("the probe was told to raise")
+    if spec.deed == "take 3 GiB":
+        bytearray(3 << 30)
 
     @fx.struct
     class Shared:

@@ -7,14 +7,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gdn_runtime.codeobject.facts import CodeObject
-from gdn_runtime.codeobject.launch import Grid, Launcher, LoadedKernel, Value
-from gdn_runtime.codeobject.stages.backend import EMULATE
-from gdn_runtime.spec import KernelSpec
-
-from .bundles import facts_of
+from ..codeobject.facts import CodeObject, KernelArgument, LaunchFacts
+from ..codeobject.launch import Grid, Launcher, LoadedKernel, Value
+from ..codeobject.stages.backend import EMULATE
+from ..spec import ARGUMENT_BYTES, KernelSpec
 
 _FORMAT = {"pointer": "Q", "i32": "i", "i64": "q", "f32": "f"}
+
+
+def facts_of(spec: KernelSpec) -> LaunchFacts:
+    """Facts with the arguments and the block of ``spec`` and nothing else of interest."""
+    arguments, end = [], 0
+    for argument in spec.ARGUMENTS:
+        size = ARGUMENT_BYTES[argument.kind]
+        start = -(-end // size) * size
+        arguments.append(KernelArgument(argument.name, argument.kind, start))
+        end = start + size
+    return LaunchFacts(
+        symbol=spec.kernel,
+        arch=spec.arch,
+        kernarg_bytes=-(-end // 8) * 8,
+        arguments=tuple(arguments),
+        block=spec.block,
+        lds_bytes=0,
+        dynamic_lds=0,
+        scratch_bytes=0,
+        vgprs=1,
+        agprs=0,
+        sgprs=16,
+        vgpr_spills=0,
+        sgpr_spills=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Kernels of the fast path for sm90, in Gluon. Loaded lazily."""

@@ -1,4 +1,4 @@
-"""pa-decode: FP8 paged-attention decode for serving. Layouts, quantisation, plans and oracles; kernels come later."""
+"""pa-decode: FP8 paged-attention decode for serving."""
 
 from .__about__ import __version__
 from .geometry import DecodeGeometry
@@ -13,7 +13,8 @@ from .layouts import (
     unpack_k,
     unpack_v,
 )
-from .plan import DecodePlan, plan_decode
+from .ops import Explanation, explain, pa_decode
+from .plan import DecodePlan, DecodeWorkspace, make_workspace, plan_decode, workspace_bytes
 from .quantise import FLAVOURS, Flavour, quantise_rows, quantise_tensor, quantise_tokens
 from .schedule import PaDecodeSchedule
 from .traits import normalise_window
@@ -23,6 +24,8 @@ __all__ = [
     "CacheFacts",
     "DecodeGeometry",
     "DecodePlan",
+    "DecodeWorkspace",
+    "Explanation",
     "Flavour",
     "PaDecodeSchedule",
     "__version__",
@@ -30,7 +33,10 @@ __all__ = [
     "check_cache",
     "check_page_ids",
     "check_seq_lens",
+    "explain",
+    "make_workspace",
     "normalise_window",
+    "pa_decode",
     "pack_k",
     "pack_v",
     "plan_decode",
@@ -39,4 +45,5 @@ __all__ = [
     "quantise_tokens",
     "unpack_k",
     "unpack_v",
+    "workspace_bytes",
 ]

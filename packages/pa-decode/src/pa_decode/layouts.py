@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gdn_runtime.arch import Fp8
 from gdn_runtime.errors import type_error, value_error
+from gdn_runtime.ops.library import traced
 
 from .quantise import FLAVOURS, flavour_of
 from .spec import ScaleMode
@@ -90,10 +91,8 @@ def check_cache(
     blocks, heads, page = k.shape[0], k.shape[1], k.shape[3]
     head_dim = k.shape[2] * PACK
     flavour = flavour_of("k_cache", k.dtype)
-    if fp8 is not None and flavour.name != fp8:
-        # The same bytes differ by a factor of two in value, and 0x80 is NaN in one of them.
-        expected = f"{FLAVOURS[fp8].dtype}, the FP8 flavour of the architecture"
-        raise type_error("k_cache.dtype", k.dtype, expected)
+    if fp8 is not None:
+        check_flavour(k.dtype, fp8)
     if v.dtype != k.dtype:
         raise type_error("v_cache.dtype", v.dtype, f"that of k_cache, {k.dtype}")
     if v.device != k.device:
@@ -104,10 +103,17 @@ def check_cache(
     for name, cache in (("k_cache", k), ("v_cache", v)):
         if not cache.is_contiguous():
             raise value_error(f"{name}.stride()", list(cache.stride()), "a contiguous tensor")
-        if cache.data_ptr() % PACK:
+        if not traced() and cache.data_ptr() % PACK:  # a traced tensor has no address
             raise value_error(f"{name}.data_ptr()", hex(cache.data_ptr()), f"an address that is a multiple of {PACK}")
     mode, strides = _check_scales(k_scale, v_scale, (blocks, heads, page), k.device)
     return CacheFacts(blocks, v.shape[0], heads, head_dim, page, v.dim() == 5, flavour.name, mode, strides)
+
+
+def check_flavour(dtype: torch.dtype, fp8: Fp8) -> None:
+    """TypeError unless the dtype of a cache is the FP8 flavour of the architecture: the same bytes differ by a factor
+    of two in value, and 0x80 is NaN in one of the two."""
+    if dtype != FLAVOURS[fp8].dtype:
+        raise type_error("k_cache.dtype", dtype, f"{FLAVOURS[fp8].dtype}, the FP8 flavour of the architecture")
 
 
 def _tensor(name: str, value: object) -> Tensor:
@@ -160,6 +166,9 @@ def _check_scales(
             raise value_error(f"{name}.shape", list(scale.shape), expected)
         if shape[2] > 1 and scale.stride(2) != 1:
             raise value_error(f"{name}.stride(2)", scale.stride(2), "1 (adjacent tokens)")
+        # The kernels offset the scales of a head in 32 bits.
+        if (apart := 4 * (shape[0] - 1) * scale.stride(0)) >= 1 << 32:
+            raise value_error(f"{name}.stride(0)", f"{apart} bytes from first to last block", "less than 4 GiB")
     if k_scale.shape != v_scale.shape or k_scale.stride()[:3] != v_scale.stride()[:3]:
         got = f"shape {list(v_scale.shape)}, strides {list(v_scale.stride())}"
         raise value_error("v_scale", got, f"those of k_scale: {list(k_scale.shape)}, {list(k_scale.stride())}")

@@ -1,4 +1,4 @@
-"""Plans: which workgroup takes which tiles of which sequence, on the device.
+"""Plans: which workgroup takes which tiles of which sequence, on the device; and the scratch memory of their calls.
 
 Everything that a graph freezes (capacity, partitions, window, query length) is a Python value; what the context lengths
 decide is in two tensors that ``refresh`` writes again.
@@ -6,21 +6,33 @@ decide is in two tensors that ``refresh`` writes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gdn_runtime.errors import UnsupportedError, value_error
+from gdn_runtime.codeobject.source import capturing
+from gdn_runtime.errors import CaptureError, type_error, value_error
+from gdn_runtime.ops.library import register, traced
+from gdn_runtime.spec import Backend
 
 from .geometry import DecodeGeometry
-from .layouts import check_seq_lens
+from .launch import kernels
+from .layouts import PACK, check_seq_lens
 from .planner import make_plan, partition_bound
-from .schedule import PaDecodeSchedule
+from .schedule import PaDecodeSchedule, planner_of
+from .select import choose_target
+from .spec import PlannerSpec
+from .tables import tuned_budget as budget_of_table
 from .traits import is_single_tile, require_packed_k
 
+PLAN_NUMBERS = ("batch", "num_kv_heads", "budget", "max_partitions", "capacity", "window", "query_length")
+"""The fields of a plan that are Python integers."""
+
+MAX_WARM = 256
+"""Kinds of calls, and caches (one per layer), that a plan knows."""
 QUERY_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -30,7 +42,7 @@ class DecodePlan:
 
     ``work_info`` int32 [capacity, 4] = sequence, first tile, end tile, ctx, zero where unused; ``reduce_info`` int32
     [batch, 2] = first slot, number of tasks. ``budget`` and ``max_partitions`` are what the plan was made with. A plan
-    with window 0 serves every query length.
+    with window 0 serves every query length. ``planner`` writes the tasks, on ``backend``; on "reference" the host does.
     """
 
     batch: int
@@ -42,19 +54,46 @@ class DecodePlan:
     query_length: int
     work_info: Tensor
     reduce_info: Tensor
-    write: PlanWriter = field(repr=False)
+    backend: Backend
+    planner: PlannerSpec = field(repr=False)
+    warm: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What the first call of a kind over this plan worked out, for the others: see ops.warm."""
+    seen: dict[int, Any] = field(default_factory=dict, repr=False)
+    """The last call with each cache, by identity."""
 
     @property
     def single_tile(self) -> bool:
         """Whether every task is one tile, whatever the lengths."""
         return is_single_tile(self.window, self.query_length, self.batch, self.max_partitions, self.capacity)
 
+    def numbers(self) -> list[int]:
+        """The fields ``PLAN_NUMBERS``, for an op."""
+        return [getattr(self, name) for name in PLAN_NUMBERS]
+
+    @staticmethod
+    def keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+        """Put ``value`` into ``known``, which holds so many and starts anew then."""
+        if len(known) >= MAX_WARM:
+            known.clear()
+        known[key] = value
+
     def refresh(self, seq_lens: Tensor) -> None:
         """Write the tasks of other lengths, int32 [batch] on the plan's device, into the same tensors.
 
-        On a GPU it launches one kernel on the current stream and waits for nothing.
+        It launches one kernel on the current stream and waits for nothing, unless the plan is of the reference.
         """
-        self.write(self, check_seq_lens(seq_lens, batch=self.batch, device=self.work_info.device))
+        check_seq_lens(seq_lens, batch=self.batch, device=self.work_info.device)
+        write = _write_op if traced() else _write
+        write(
+            seq_lens,
+            self.work_info,
+            self.reduce_info,
+            self.max_partitions,
+            self.window,
+            self.query_length,
+            self.backend,
+            self.planner.arch,
+        )
 
     def check(self, geometry: DecodeGeometry, *, budget: int | None = None, max_partitions: int | None = None) -> None:
         """ValueError unless the plan fits a call of this geometry and, where given, budget and partitions."""
@@ -76,32 +115,45 @@ class DecodePlan:
 
     def workspace_shapes(self, geometry: DecodeGeometry) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of partial_out [Hkv, capacity, R, D], partial_max and partial_sum [Hkv, capacity, R]."""
-        rows = (self.num_kv_heads, self.capacity, geometry.rows)
-        return {
-            "partial_out": ((*rows, geometry.head_dim), QUERY_DTYPES[geometry.query_dtype]),
-            "partial_max": (rows, torch.float32),
-            "partial_sum": (rows, torch.float32),
-        }
+        return workspace_shapes(self.capacity, geometry)
 
 
-PlanWriter: TypeAlias = Callable[[DecodePlan, Tensor], None]
-"""Writes ``work_info`` and ``reduce_info`` of a plan for checked lengths."""
-
-
-def write_on_host(plan: DecodePlan, seq_lens: Tensor) -> None:
-    """The plan of CPU tensors, by the integer oracle."""
+def _write(
+    seq_lens: Tensor,
+    work_info: Tensor,
+    reduce_info: Tensor,
+    max_partitions: int,
+    window: int,
+    query_length: int,
+    backend: str,
+    arch: str,
+) -> None:
+    """pa_decode::write_plan, for lengths that were checked: by the planner kernel, or with the reference on the
+    host."""
+    batch, capacity = seq_lens.shape[0], work_info.shape[0]
+    if backend != "reference":
+        spec = planner_of(arch, batch)
+        numbers = batch, capacity, max_partitions, window, query_length
+        kernel = kernels(cast(Backend, backend))(spec, seq_lens.device)
+        kernel(spec.grid(), (seq_lens, work_info, reduce_info, *numbers))
+        return
+    if seq_lens.device.type != "cpu" and capturing():
+        raise CaptureError("planning on the host", advice="plan with a backend that has kernels")
     made = make_plan(
         seq_lens.tolist(),
-        capacity=plan.capacity,
-        max_partitions=plan.max_partitions,
-        window=plan.window,
-        query_length=plan.query_length,
+        capacity=capacity,
+        max_partitions=max_partitions,
+        window=window,
+        query_length=query_length,
     )
     tasks = [(task.sequence, task.first_tile, task.end_tile, task.context) for task in made.tasks]
-    plan.work_info.zero_()
+    work_info.zero_()
     if tasks:
-        plan.work_info[: len(tasks)] = torch.tensor(tasks, dtype=torch.int32)
-    plan.reduce_info.copy_(torch.tensor(made.reduce, dtype=torch.int32))
+        work_info[: len(tasks)] = torch.tensor(tasks, dtype=torch.int32)
+    reduce_info.copy_(torch.tensor(made.reduce, dtype=torch.int32))
+
+
+_write_op = register("write_plan", _write, ("work_info", "reduce_info"), namespace="pa_decode")
 
 
 def plan_decode(
@@ -111,26 +163,40 @@ def plan_decode(
     budget: int | None = None,
     tuned_budget: int | None = None,
     max_partitions: int | None = None,
-    write: PlanWriter | None = None,
+    backend: str = "auto",
 ) -> DecodePlan:
     """A plan for lengths ``seq_lens`` (int32 [batch], query tokens included), on their device.
 
-    ``budget``, ``tuned_budget`` and ``max_partitions`` as in ``PaDecodeSchedule.select``. ``write`` replaces the writer
-    of the device: CPU tensors are planned on the host.
+    ``budget``, ``tuned_budget`` and ``max_partitions`` as in ``PaDecodeSchedule.select``; without ``tuned_budget`` the
+    tables are asked. ``backend`` as in ``pa_decode``: "reference", the default on a CPU, plans on the host and so waits
+    for a GPU; all others launch the planner kernel and wait for nothing.
 
     NotImplementedError for an unpacked K, before anything is allocated; UnsupportedError if no kernel takes the
-    problem or no planner runs on the device.
+    problem or the backend does not run on the device; CaptureError while a stream is being captured; what loading a
+    kernel raises.
     """
     require_packed_k(geometry.trans_k)
     lengths = check_seq_lens(seq_lens, batch=geometry.batch)
+    target = choose_target(lengths.device, backend, geometry.arch, fp8=geometry.fp8)
+    if tuned_budget is None:
+        tuned_budget = budget_of_table(geometry)
     schedule = PaDecodeSchedule.select(
         geometry, budget=budget, tuned_budget=tuned_budget, max_partitions=max_partitions
     )
-    if write is None:
-        if lengths.device.type != "cpu":
-            raise UnsupportedError("planner on device", got=lengths.device, supported=["cpu", "a writer of your own"])
-        write = write_on_host
-    plan = DecodePlan(
+    plan = new_plan(schedule, geometry, lengths.device, target.backend)
+    plan.refresh(lengths)
+    return plan
+
+
+def new_plan(
+    schedule: PaDecodeSchedule, geometry: DecodeGeometry, device: torch.device, backend: Backend
+) -> DecodePlan:
+    """A plan whose tasks are not yet written. Raises as ``plan_decode``."""
+    if device.type != "cpu" and capturing():
+        raise CaptureError("making a plan", advice=MAKE_A_PLAN)
+    if backend != "reference":
+        kernels(backend)(schedule.planner, device)  # before anything is allocated
+    return DecodePlan(
         batch=geometry.batch,
         num_kv_heads=geometry.num_kv_heads,
         budget=schedule.budget,
@@ -138,9 +204,108 @@ def plan_decode(
         capacity=schedule.capacity,
         window=geometry.window,
         query_length=geometry.query_length,
-        work_info=torch.empty((schedule.capacity, 4), dtype=torch.int32, device=lengths.device),
-        reduce_info=torch.empty((geometry.batch, 2), dtype=torch.int32, device=lengths.device),
-        write=write,
+        work_info=torch.empty((schedule.capacity, 4), dtype=torch.int32, device=device),
+        reduce_info=torch.empty((geometry.batch, 2), dtype=torch.int32, device=device),
+        backend=backend,
+        planner=schedule.planner,
     )
-    write(plan, lengths)
-    return plan
+
+
+MAKE_A_PLAN = "make a plan first (plan_decode) and a workspace (make_workspace), and pass both; refresh may be captured"
+
+
+# ------------------------------------------------------------------------------------------------ scratch memory
+
+ALIGNMENT = 256
+"""Bytes: parts of a workspace in a caller's buffer start on multiples of it; kernels need 16."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeWorkspace:
+    """The partials of the calls over a plan: ``partial_out`` [Hkv, capacity, R, D] of the query's dtype,
+    ``partial_max`` and ``partial_sum`` fp32 [Hkv, capacity, R]. One call at a time: two streams need two.
+
+    ``facts``: shapes, dtypes and devices, for comparing.
+    """
+
+    partial_out: Tensor
+    partial_max: Tensor
+    partial_sum: Tensor
+    facts: tuple[Any, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """TypeError or ValueError for what is no workspace of any plan."""
+        facts = []
+        for name in ("partial_out", "partial_max", "partial_sum"):
+            tensor = getattr(self, name)
+            if not isinstance(tensor, Tensor):
+                raise type_error(name, type(tensor).__name__, "a torch.Tensor")
+            if not tensor.is_contiguous():
+                raise value_error(f"{name}.stride()", list(tensor.stride()), "a contiguous tensor")
+            if not traced() and tensor.data_ptr() % PACK:
+                raise value_error(
+                    f"{name}.data_ptr()", hex(tensor.data_ptr()), f"an address that is a multiple of {PACK}"
+                )
+            facts.append((tuple(tensor.shape), tensor.dtype, tensor.device))
+        object.__setattr__(self, "facts", tuple(facts))
+
+    def check(self, capacity: int, geometry: DecodeGeometry, device: torch.device) -> None:
+        """ValueError unless this fits calls of ``geometry`` over plans of ``capacity`` on ``device``."""
+        shapes = workspace_shapes(capacity, geometry)
+        for (name, (shape, dtype)), got in zip(shapes.items(), self.facts, strict=True):
+            if got != (shape, dtype, device):
+                raise value_error(
+                    f"{name} of the workspace",
+                    got,
+                    f"{(shape, dtype, device)}, as make_workspace(plan, geometry) gives",
+                )
+
+
+def workspace_shapes(capacity: int, geometry: DecodeGeometry) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of the parts of a workspace."""
+    rows = (geometry.num_kv_heads, capacity, geometry.rows)
+    return {
+        "partial_out": ((*rows, geometry.head_dim), QUERY_DTYPES[geometry.query_dtype]),
+        "partial_max": (rows, torch.float32),
+        "partial_sum": (rows, torch.float32),
+    }
+
+
+def workspace_bytes(plan: DecodePlan, geometry: DecodeGeometry) -> int:
+    """Bytes of a buffer for ``make_workspace``."""
+    return sum(_bytes(shape, dtype) for shape, dtype in plan.workspace_shapes(geometry).values())
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def make_workspace(plan: DecodePlan, geometry: DecodeGeometry, *, buffer: Tensor | None = None) -> DecodeWorkspace:
+    """A workspace on the plan's device, its memory not initialised; in ``buffer``, if given: uint8 on that device, one
+    dimension, contiguous, on a 16-byte address, ``workspace_bytes`` at least. CaptureError without a buffer while a
+    stream is being captured."""
+    plan.check(geometry)
+    return new_workspace(plan.capacity, geometry, plan.work_info.device, buffer)
+
+
+def new_workspace(
+    capacity: int, geometry: DecodeGeometry, device: torch.device, buffer: Tensor | None = None
+) -> DecodeWorkspace:
+    """``make_workspace`` for plans of ``capacity``."""
+    shapes = workspace_shapes(capacity, geometry)
+    if buffer is None:
+        if device.type != "cpu" and capturing():
+            raise CaptureError("allocating a workspace", advice=MAKE_A_PLAN)
+        return DecodeWorkspace(**{n: torch.empty(s, dtype=t, device=device) for n, (s, t) in shapes.items()})
+    if not isinstance(buffer, Tensor):
+        raise type_error("buffer", type(buffer).__name__, "a torch.Tensor")
+    needed = sum(_bytes(shape, dtype) for shape, dtype in shapes.values())
+    form = buffer.dtype == torch.uint8 and buffer.dim() == 1 and buffer.is_contiguous() and buffer.device == device
+    if not form or buffer.numel() < needed or buffer.data_ptr() % 16:
+        got = f"{buffer.dtype} {list(buffer.shape)} on {buffer.device}, address {buffer.data_ptr():#x}"
+        raise value_error("buffer", got, f"contiguous uint8 [{needed}] or more on {device}, on a 16-byte address")
+    parts, start = {}, 0
+    for name, (shape, dtype) in shapes.items():
+        parts[name] = buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        start += _bytes(shape, dtype)
+    return DecodeWorkspace(**parts)

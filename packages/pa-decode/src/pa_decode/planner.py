@@ -33,7 +33,8 @@ class WorkPlan:
 
 
 def default_budget(compute_units: int, *, pipe: bool) -> int:
-    """Tasks that fill a device, over all KV heads: one per compute unit where the D256 pipe runs, else two."""
+    """Tasks that fill a device, over all KV heads: one per compute unit for kernels that take all of one (``pipe``: the
+    D256 pipe on gfx950, the Hopper kernel), else two."""
     return compute_units if pipe else 2 * compute_units
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from gdn_runtime.arch import Fp8
 from gdn_runtime.errors import type_error
 
-MIN_SCALE = 1e-20
-"""Values are divided by their scale, or by this if it is smaller: a row of zeros has scale 0."""
+from .traits import FP8_FACTS, MIN_SCALE
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,13 @@ class Flavour:
     probability_exponent: int
 
 
-FN = Flavour("fn", torch.float8_e4m3fn, 448.0, (0x7F, 0xFF), 8)
-FNUZ = Flavour("fnuz", torch.float8_e4m3fnuz, 240.0, (0x80,), 7)
+def _flavour(name: Fp8, dtype: torch.dtype, nan_bytes: tuple[int, ...]) -> Flavour:
+    facts = FP8_FACTS[name]
+    return Flavour(name, dtype, facts.max, nan_bytes, facts.probability_exponent)
+
+
+FN = _flavour("fn", torch.float8_e4m3fn, (0x7F, 0xFF))
+FNUZ = _flavour("fnuz", torch.float8_e4m3fnuz, (0x80,))
 FLAVOURS: dict[Fp8, Flavour] = {"fn": FN, "fnuz": FNUZ}
 
 

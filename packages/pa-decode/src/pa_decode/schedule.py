@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from gdn_runtime.arch import parse_arch
-from gdn_runtime.spec import AMD_ARCHS
 
 from .geometry import DecodeGeometry, check_integer
 from .planner import default_budget, partition_bound, plan_capacity
-from .spec import AttentionKernel, AttentionSpec, PlannerSpec, ReduceSpec
+from .spec import PIPE_ARCHS, AttentionKernel, AttentionSpec, PlannerSpec, ReduceSpec
 from .traits import d256_pipe, is_single_tile, power_of_two_at_least, require_packed_k
 
 BudgetSource = Literal["explicit", "tuned", "default"]
@@ -44,13 +43,15 @@ class PaDecodeSchedule:
         budget: int | None = None,
         tuned_budget: int | None = None,
         max_partitions: int | None = None,
+        kernel: str = "auto",
     ) -> PaDecodeSchedule:
         """The schedule of a problem; one object for equal arguments.
 
         ``budget`` goes before ``tuned_budget``, that before the default: as many tasks as compute units where the D256
-        pipe runs, twice as many elsewhere. ``max_partitions`` is 1 to the compute units, which is the default.
+        pipe or the Hopper kernel runs, twice as many elsewhere. ``max_partitions`` is 1 to the compute units, which is
+        the default. ``kernel`` is "auto" or a name of ``spec.AttentionKernel``.
 
-        NotImplementedError for an unpacked K; UnsupportedError if no kernel takes the problem.
+        NotImplementedError for an unpacked K; UnsupportedError if no kernel, or not this one, takes the problem.
         """
         require_packed_k(geometry.trans_k)
         for name, value in (("budget", budget), ("tuned_budget", tuned_budget)):
@@ -58,21 +59,29 @@ class PaDecodeSchedule:
                 check_integer(name, value, 1)
         if max_partitions is not None:
             check_integer("max_partitions", max_partitions, 1, geometry.compute_units)
-        return _select(geometry, budget, tuned_budget, max_partitions)
+        return _select(geometry, budget, tuned_budget, max_partitions, kernel)
 
 
 @functools.lru_cache(maxsize=1024)
 def _select(
-    geometry: DecodeGeometry, explicit: int | None, tuned: int | None, max_partitions: int | None
+    geometry: DecodeGeometry, explicit: int | None, tuned: int | None, max_partitions: int | None, kernel: str
 ) -> PaDecodeSchedule:
     budget, source = _budget(geometry, explicit, tuned)
     partitions = partition_bound(max_partitions or geometry.compute_units, geometry.window, geometry.query_length)
     capacity = plan_capacity(geometry.batch, geometry.num_kv_heads, budget, partitions)
-    attention = _attention(
-        parse_arch(geometry.arch).name,
-        geometry,
-        is_single_tile(geometry.window, geometry.query_length, geometry.batch, partitions, capacity),
+    single_tile = is_single_tile(geometry.window, geometry.query_length, geometry.batch, partitions, capacity)
+    attention, reduce = specs_of(geometry, single_tile=single_tile, max_partitions=partitions, kernel=kernel)
+    return PaDecodeSchedule(
+        attention, reduce, planner_of(attention.arch, geometry.batch), budget, source, partitions, capacity
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def specs_of(
+    geometry: DecodeGeometry, *, single_tile: bool, max_partitions: int, kernel: str = "auto"
+) -> tuple[AttentionSpec, ReduceSpec]:
+    """The kernels of a call over a plan of which these two facts are known. UnsupportedError if there are none."""
+    attention = _attention(parse_arch(geometry.arch).name, geometry, single_tile, kernel)
     reduce = ReduceSpec(
         attention.arch,
         geometry.head_dim,
@@ -80,12 +89,19 @@ def _select(
         geometry.query_length,
         geometry.query_dtype,
         geometry.sink_dtype,
-        power_of_two_at_least(partitions),
+        power_of_two_at_least(max_partitions),
     )
-    planner = PlannerSpec.of(attention.arch, geometry.batch)
-    for spec in (attention, reduce, planner):
-        spec.check()
-    return PaDecodeSchedule(_one(attention), _one(reduce), _one(planner), budget, source, partitions, capacity)
+    attention.check()
+    reduce.check()
+    return _one(attention), _one(reduce)
+
+
+@functools.lru_cache(maxsize=1024)
+def planner_of(arch: str, batch: int) -> PlannerSpec:
+    """The planner of a batch. UnsupportedError for an architecture without one."""
+    planner = PlannerSpec.of(parse_arch(arch).name, batch)
+    planner.check()
+    return _one(planner)
 
 
 def _budget(geometry: DecodeGeometry, explicit: int | None, tuned: int | None) -> tuple[int, BudgetSource]:
@@ -93,13 +109,17 @@ def _budget(geometry: DecodeGeometry, explicit: int | None, tuned: int | None) -
         return explicit, "explicit"
     if tuned is not None:
         return tuned, "tuned"
-    return default_budget(geometry.compute_units, pipe=geometry.is_pipe), "default"
+    arch = parse_arch(geometry.arch).name
+    one_each = geometry.is_pipe or _attention(arch, geometry, False, "auto").kernel == "hopper"
+    return default_budget(geometry.compute_units, pipe=one_each), "default"
 
 
-def _attention(arch: str, geometry: DecodeGeometry, single_tile: bool) -> AttentionSpec:
-    # The FlyDSL kernel runs on gfx942 too: there it is the generic path of these shapes, with the budget of that path.
-    shape = geometry.head_dim, geometry.page_size, geometry.query_length, geometry.group_size, geometry.trans_k
-    kernel: AttentionKernel = "d256_pipe" if arch in AMD_ARCHS and d256_pipe(True, *shape) else "attention"
+def _attention(arch: str, geometry: DecodeGeometry, single_tile: bool, kernel: str) -> AttentionSpec:
+    if kernel == "auto":
+        # The kernels of these shapes run off gfx950 too: there they are the generic path, with the budget of that path.
+        shape = geometry.head_dim, geometry.page_size, geometry.query_length, geometry.group_size, geometry.trans_k
+        taken = d256_pipe(True, *shape)
+        kernel = next((name for name, archs in PIPE_ARCHS.items() if taken and arch in archs), "attention")
     return AttentionSpec(
         arch=arch,
         head_dim=geometry.head_dim,
@@ -111,7 +131,7 @@ def _attention(arch: str, geometry: DecodeGeometry, single_tile: bool) -> Attent
         v_packed=geometry.v_packed,
         windowed=geometry.window > 0,
         single_tile=single_tile,
-        kernel=kernel,
+        kernel=cast(AttentionKernel, kernel),  # check() says if it is none
         trans_k=geometry.trans_k,
     )
 

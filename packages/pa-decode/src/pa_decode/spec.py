@@ -3,6 +3,14 @@
 Batch, grid, compute units, budget, KV heads, width of the table, size of the window and softmax scale are arguments of
 a launch, so that no serving length makes a new kernel. R = QL * G rows per sequence and KV head, row r = qi * G + g.
 Strides are in bytes, absent tensors are null pointers.
+
+The device code of a spec is found by name (gdn_runtime.spec.KernelSpec), as ``pa_decode.kernels.LANGUAGE.KERNEL``:
+flydsl.d256_pipe has ``build(spec)``; triton.attention, triton.reducer and triton.planner have ``compile_jobs(spec)``,
+for AMD and NVIDIA alike; gluon.hopper has ``load(spec, device)``, which gives what launches it on the current stream:
+``kernel(grid, args)``, args being the values of ``ARGUMENTS`` in their order, None for null.
+
+On 16-byte addresses: every row of a head of ``query`` and ``out``, the caches, ``work_info``, the partials; all else
+where its elements may be. Products of strides and indices may need 64 bits.
 """
 
 from __future__ import annotations
@@ -22,13 +30,22 @@ from .traits import (
     PIPE_HEAD_DIM,
     PIPE_PAGES,
     PIPE_ROWS,
+    cdiv,
     d256_pipe,
     power_of_two_at_least,
     require_packed_k,
 )
 
-AttentionKernel = Literal["d256_pipe", "attention"]
-"""The FlyDSL kernel of head size 256, and the Triton kernel for everything else."""
+KERNEL_ABI = 1
+"""Raised whenever the arguments or the meaning of a kernel of this package change: a field of every spec, so that code
+of another ABI, in a bundle or a cache, is another kernel's."""
+
+AttentionKernel = Literal["d256_pipe", "hopper", "attention"]
+"""The kernels of head size 256, FlyDSL on AMD and Gluon on sm90, and the Triton kernel for everything else."""
+
+LANGUAGE: dict[AttentionKernel, Language] = {"d256_pipe": "flydsl", "hopper": "gluon", "attention": "triton"}
+PIPE_ARCHS: dict[AttentionKernel, tuple[str, ...]] = {"d256_pipe": AMD_ARCHS, "hopper": ("sm90",)}
+"""Architectures of the kernels that take what ``traits.d256_pipe`` says of a problem, on gfx950 and off it."""
 
 QueryDtype = Literal["bf16", "fp16"]
 SinkDtype = Literal["none", "bf16", "fp16", "fp32"]
@@ -37,6 +54,9 @@ ScaleMode = Literal["tensor", "token"]
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 64, 128)
+
+REDUCE_ROWS = 2
+"""Rows that a workgroup of the reducer merges."""
 
 FP8_ARCHS = tuple(name for name, facts in KNOWN.items() if facts.fp8 is not None)
 WARP = {"amd": 64, "nvidia": 32}
@@ -54,7 +74,8 @@ class AttentionSpec:
     ``query`` [B*QL, Hq, D] of ``query_dtype``, rows and heads strided, D contiguous. ``k_cache`` [N, Hkv, D/16, page,
     16] and ``v_cache`` [N, Hkv, page/16, D, 16] (``v_packed``) or [N, Hkv, D, page], contiguous FP8 of the flavour of
     ``arch``, on 16-byte addresses. ``block_tables`` int32 rows of ``table_width`` ids. Scales: fp32 [1], null for 1.0
-    ("tensor"), or fp32 rows of ``page`` tokens, K and V with the same two strides ("token").
+    ("tensor"), or fp32 rows of ``page`` tokens, K and V with the same two strides, those of one head less than 4 GiB
+    apart ("token").
 
     ``work_info`` int32 [capacity, 4] = sequence, first tile, end tile, ctx; an unused slot is zero, and its workgroup
     leaves at once (first == end) without touching the partials. ``partial_out`` [Hkv, capacity, R, D] of the query's
@@ -86,11 +107,12 @@ class AttentionSpec:
     kernel: AttentionKernel = "attention"
     num_warps: int = 4
     trans_k: bool = True
+    abi: int = KERNEL_ABI
 
     @property
     def language(self) -> Language:
         """What the kernel is written in."""
-        return "flydsl" if self.kernel == "d256_pipe" else "triton"
+        return LANGUAGE[self.kernel]
 
     @property
     def fp8(self) -> Fp8:
@@ -117,6 +139,7 @@ class AttentionSpec:
     def check(self) -> None:
         """NotImplementedError if K is not packed; UnsupportedError if no kernel exists for this spec."""
         require_packed_k(self.trans_k)
+        check_member("abi", self.abi, (KERNEL_ABI,))
         check_member("arch", self.arch, FP8_ARCHS)
         check_member("kernel", self.kernel, get_args(AttentionKernel))
         check_member("query dtype", self.query_dtype, get_args(QueryDtype))
@@ -124,13 +147,13 @@ class AttentionSpec:
         check_member("head size", self.head_dim, HEAD_DIMS)
         check_member("page size", self.page_size, PAGE_SIZES)
         _check_rows(self.query_length, self.group_size)
-        if self.kernel == "d256_pipe":
-            check_member("arch of d256_pipe", self.arch, AMD_ARCHS)
-            check_member("num_warps of d256_pipe", self.num_warps, (4,))
+        if self.kernel in PIPE_ARCHS:
+            check_member(f"arch of {self.kernel}", self.arch, PIPE_ARCHS[self.kernel])
+            check_member(f"num_warps of {self.kernel}", self.num_warps, (4,))
             if not d256_pipe(True, self.head_dim, self.page_size, self.query_length, self.group_size, self.trans_k):
                 got = f"head size {self.head_dim}, page {self.page_size}, {self.rows} rows"
                 supported = [f"head size {PIPE_HEAD_DIM}, page {' or '.join(map(str, PIPE_PAGES))}, {PIPE_ROWS} rows"]
-                raise UnsupportedError("problem of d256_pipe", got=got, supported=supported)
+                raise UnsupportedError(f"problem of {self.kernel}", got=got, supported=supported)
         if self.single_tile:
             check_member("windowed with single_tile", self.windowed, (True,))
 
@@ -164,6 +187,7 @@ class ReduceSpec:
     sink_dtype: SinkDtype
     max_parts: int
     num_warps: int = 4
+    abi: int = KERNEL_ABI
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -172,6 +196,7 @@ class ReduceSpec:
 
     def check(self) -> None:
         """UnsupportedError if no kernel exists for this spec."""
+        check_member("abi", self.abi, (KERNEL_ABI,))
         check_member("arch", self.arch, FP8_ARCHS)
         check_member("query dtype", self.query_dtype, get_args(QueryDtype))
         check_member("sink dtype", self.sink_dtype, get_args(SinkDtype))
@@ -180,8 +205,8 @@ class ReduceSpec:
         _check_power_of_two("max_parts", self.max_parts, 1)
 
     def grid(self, batch: int, num_kv_heads: int) -> tuple[int, int, int]:
-        """Workgroups: x over the rows of a sequence and KV head, y over KV heads, z over sequences."""
-        return self.query_length * self.group_size, num_kv_heads, batch
+        """Workgroups: x over the rows of a sequence and KV head, some at a time, y over KV heads, z over sequences."""
+        return cdiv(self.query_length * self.group_size, REDUCE_ROWS), num_kv_heads, batch
 
 
 @dataclass(frozen=True)
@@ -199,6 +224,7 @@ class PlannerSpec:
     arch: str
     max_batch: int
     num_warps: int = 4
+    abi: int = KERNEL_ABI
 
     @classmethod
     def of(cls, arch: str, batch: int) -> PlannerSpec:
@@ -212,6 +238,7 @@ class PlannerSpec:
 
     def check(self) -> None:
         """UnsupportedError if no kernel exists for this spec."""
+        check_member("abi", self.abi, (KERNEL_ABI,))
         check_member("arch", self.arch, FP8_ARCHS)
         _check_power_of_two("max_batch", self.max_batch, MIN_BATCH_BUCKET)
         if self.max_batch > MAX_BATCH:

@@ -6,6 +6,9 @@ p = ctx - QL + i, iff 0 <= t <= p and, with a sliding window of W > 0 tokens, p 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from gdn_runtime.arch import Fp8
 from gdn_runtime.errors import value_error
 
 TILE = 256
@@ -23,6 +26,23 @@ MAX_BATCH = 4096
 MAX_QUERY_LENGTH = 8
 MAX_ROWS = 128
 """Most query rows per KV head that any kernel takes."""
+
+
+@dataclass(frozen=True)
+class Fp8Facts:
+    """One flavour of E4M3. ``max``: its largest finite value; ``smallest_normal``. ``probability_exponent``: the power
+    of two that P in [0, 1] is multiplied by before it is rounded, the largest that stays finite."""
+
+    max: float
+    smallest_normal: float
+    probability_exponent: int
+
+
+FP8_FACTS: dict[Fp8, Fp8Facts] = {"fn": Fp8Facts(448.0, 2.0**-6, 8), "fnuz": Fp8Facts(240.0, 2.0**-7, 7)}
+"""OCP FP8 (gfx950, NVIDIA), and that of gfx942 (AMD "CDNA 3" instruction set reference)."""
+
+MIN_SCALE = 1e-20
+"""Values are divided by their FP8 scale, or by this if it is smaller: a row of zeros has scale 0."""
 
 
 def cdiv(a: int, b: int) -> int:

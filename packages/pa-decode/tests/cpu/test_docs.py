@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 from pathlib import Path
@@ -19,7 +20,15 @@ def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     file = tmp_path / "example.py"
     file.write_text(code)
     runpy.run_path(str(file))
-    assert "d256_pipe 4 slots; single tile: True" in capsys.readouterr().out
+    assert "d256_pipe in flydsl, D 256, page 16, 16 rows, scales per token, V packed" in capsys.readouterr().out
+
+
+def test_every_argument_is_named() -> None:
+    arguments = inspect.signature(pa_decode.pa_decode).parameters
+    names = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(), re.MULTILINE)))
+    assert [
+        name for name in arguments if arguments[name].kind is inspect.Parameter.KEYWORD_ONLY and name not in names
+    ] == []
 
 
 def test_sizes_are_those_of_the_code() -> None:

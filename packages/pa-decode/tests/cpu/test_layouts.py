@@ -141,6 +141,13 @@ def test_checker_says_what_is_wrong(case: str) -> None:
         check_cache(**GOOD | changes)
 
 
+def test_scales_of_a_head_lie_within_4_gib() -> None:
+    stride = (1 << 30) // 3 + 2
+    scale = torch.empty(3 * stride + 32).as_strided((4, 2, 16), (stride, 16, 1))  # memory that nothing touches
+    with pytest.raises(ValueError, match=r"k_scale.stride\(0\): got 42949\d{5} bytes .* less than 4 GiB"):
+        check_cache(**GOOD | {"k_scale": scale, "v_scale": scale})
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_key_of_four_dimensions_is_an_unsupported_layout(packed: bool) -> None:
     x = torch.zeros(4, 16, 2, 32, dtype=torch.uint8).view(torch.float8_e4m3fn)

@@ -124,14 +124,14 @@ def test_workspaces() -> None:
     }
 
 
-def test_devices_without_a_planner_and_writers() -> None:
-    meta = lengths(1, 2, 3, 4).to("meta")
-    with pytest.raises(UnsupportedError, match="planner on device: got meta, supported: cpu"):
-        plan_decode(meta, geometry())
-    calls = []
-    plan = plan_decode(meta, geometry(), write=lambda plan, seq_lens: calls.append((plan, seq_lens)))
-    plan.refresh(meta)
-    assert [call[0] for call in calls] == [plan, plan] and plan.work_info.device.type == "meta"
+def test_devices_without_a_planner() -> None:
+    with pytest.raises(UnsupportedError, match="device type: got meta, supported: cpu, cuda"):
+        plan_decode(lengths(1, 2, 3, 4).to("meta"), geometry())
+    for backend in ("triton", "flydsl"):
+        with pytest.raises(
+            UnsupportedError, match=rf"backend on cpu: got '{backend}', supported: reference \(available"
+        ):
+            plan_decode(lengths(1, 2, 3, 4), geometry(), backend=backend)
 
 
 def test_plan_arguments_are_checked() -> None:

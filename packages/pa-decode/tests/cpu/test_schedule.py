@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from gdn_runtime.codeobject import code_object
 from gdn_runtime.codeobject.facts import spec_from_json, spec_json
 from gdn_runtime.errors import UnsupportedError
-from pa_decode import DecodeGeometry, PaDecodeSchedule, check_cache, pack_v, plan_decode
+from pa_decode import DecodeGeometry, PaDecodeSchedule, check_cache, pa_decode, pack_v, plan_decode
+from pa_decode.ops.selection import kernel_passed_over
 from pa_decode.planner import plan_capacity
 from pa_decode.spec import AttentionSpec, PlannerSpec, ReduceSpec
 from pa_decode.traits import window_tiles
@@ -34,6 +36,19 @@ def geometry(**changes: Any) -> DecodeGeometry:
     return DecodeGeometry(**(fields | changes))
 
 
+def test_kernels_by_name() -> None:
+    assert select(geometry(), kernel="attention").attention.kernel == "attention"
+    assert select(geometry(), kernel="attention").budget == select(geometry()).budget
+    for kernel, message in (
+        ("hopper", "arch of hopper: got gfx950, supported: sm90"),
+        ("fast", "kernel: got fast, supported: d256_pipe, hopper, attention"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            select(geometry(), kernel=kernel)
+    with pytest.raises(UnsupportedError, match="problem of d256_pipe: got head size 256, page 64, 36 rows"):
+        select(geometry(num_heads=18), kernel="d256_pipe")
+
+
 @pytest.mark.parametrize(
     ("changes", "pipe", "kernel"),
     [
@@ -47,18 +62,32 @@ def geometry(**changes: Any) -> DecodeGeometry:
         # gfx942 is never the pipe, with its budget; the kernel of these shapes is generated for it too.
         ({"arch": "gfx942"}, False, "d256_pipe"),
         ({"arch": "gfx942", "num_heads": 18}, False, "attention"),
-        ({"arch": "sm90", "compute_units": 132}, False, "attention"),
+        ({"arch": "sm90", "compute_units": 132}, False, "hopper"),
+        ({"arch": "sm90", "compute_units": 132, "num_heads": 18}, False, "attention"),
+        ({"arch": "sm100", "compute_units": 148}, False, "attention"),
     ],
 )
 def test_kernel_and_default_budget(changes: dict[str, Any], pipe: bool, kernel: str) -> None:
     problem = geometry(**changes)
     schedule = select(problem)
     assert problem.is_pipe is pipe and schedule.attention.kernel == kernel
-    assert schedule.budget == problem.compute_units * (1 if pipe else 2) and schedule.budget_source == "default"
-    assert schedule.attention.language == ("flydsl" if kernel == "d256_pipe" else "triton")
+    assert schedule.budget == problem.compute_units * (1 if pipe or kernel == "hopper" else 2)
+    assert schedule.budget_source == "default"
+    assert schedule.attention.language == {"d256_pipe": "flydsl", "hopper": "gluon", "attention": "triton"}[kernel]
     assert schedule.attention.fp8 == problem.fp8 == ("fnuz" if problem.arch == "gfx942" else "fn")
     for spec in (schedule.attention, schedule.reduce, schedule.planner):
         assert spec_from_json(spec_json(spec)) == spec
+
+
+def test_the_kernel_that_was_passed_over_is_named() -> None:
+    wide = {"num_heads": 18, "compute_units": 132}
+    for arch, name in (("sm90", "hopper"), ("gfx950", "d256_pipe"), ("gfx942", "d256_pipe")):
+        text = kernel_passed_over(select(geometry(arch=arch, **wide)).attention)
+        assert text == (
+            f"{name} takes head size 256, pages of 16 or 64 and at most 32 query rows per KV head; here 256, 64, 36"
+        )
+        assert kernel_passed_over(select(geometry(arch=arch)).attention) is None
+    assert kernel_passed_over(select(geometry(arch="sm100", **wide)).attention) is None
 
 
 def test_precedence_of_budgets() -> None:
@@ -171,9 +200,10 @@ def test_an_unpacked_k_is_refused_at_every_entry(arch: str, v_packed: bool, monk
     # The four dimensions of K are checked before anything about V, the scales or the lengths, and nothing is allocated.
     monkeypatch.setattr(torch, "empty", None)
     entries = {
+        "call": lambda: pa_decode(None, x, v_cache, None, None, softmax_scale="none"),  # type: ignore[arg-type]
         "cache": lambda: check_cache(x, v_cache, k_scale="none", v_scale=1.0),  # type: ignore[arg-type]
         "schedule": lambda: select(unchecked(problem)),
-        "compiler": spec.check,
+        "compiler": lambda: code_object(spec),
         "plan": lambda: plan_decode(lengths, unchecked(problem)),
         "geometry": lambda: dataclasses.replace(problem, trans_k=False),
     }
@@ -210,7 +240,7 @@ def test_rows_grids_and_blocks() -> None:
     assert (spec().rows, spec().m_tiles, spec().block, spec().grid(128, 2)) == (32, 2, (256, 1, 1), (128, 2, 1))
     assert (spec(query_length=2).m_tiles, spec(group_size=5, query_length=4).m_tiles) == (1, 2)
     reduce = select(geometry()).reduce
-    assert reduce.grid(8, 2) == (32, 2, 8)
+    assert reduce.grid(8, 2) == (16, 2, 8)
     assert select(geometry(arch="sm90")).attention.block == (128, 1, 1)
     assert PlannerSpec.of("gfx950", 1).max_batch == 16
     assert PlannerSpec.of("gfx950", 4096).max_batch == 4096 and PlannerSpec("gfx950", 64).grid() == (1, 1, 1)

@@ -13,6 +13,7 @@ from pa_decode.quantise import FN, Flavour
 from pa_decode.reference import DecodeInputs
 
 STALE = 2**31 - 1
+SINKS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def make_inputs(
@@ -83,6 +84,13 @@ def make_inputs(
     )
 
 
+def arguments_of(inputs: DecodeInputs, **changes: Any) -> dict[str, Any]:
+    """The problem as arguments of ``pa_decode``, all by name, with some replaced."""
+    names = ("query", "k_cache", "v_cache", "block_tables", "seq_lens", "softmax_scale", "query_length")
+    names += ("k_scale", "v_scale", "sinks")
+    return {name: getattr(inputs, name) for name in names} | {"sliding_window": inputs.window} | changes
+
+
 def geometry_of(inputs: DecodeInputs, arch: str = "gfx950", compute_units: int = 8, **changes: Any) -> DecodeGeometry:
     """The geometry of a problem, with some fields replaced."""
     per_token = isinstance(inputs.k_scale, Tensor) and inputs.k_scale.dim() > 1
@@ -98,7 +106,7 @@ def geometry_of(inputs: DecodeInputs, arch: str = "gfx950", compute_units: int =
         "query_dtype": "bf16" if inputs.query.dtype == torch.bfloat16 else "fp16",
         "scale_mode": "token" if per_token else "tensor",
         "v_packed": inputs.v_cache.dim() == 5,
-        "sink_dtype": "none" if inputs.sinks is None else "fp32",
+        "sink_dtype": "none" if inputs.sinks is None else SINKS[inputs.sinks.dtype],
         "window": inputs.window,
     }
     return DecodeGeometry(**(fields | changes))

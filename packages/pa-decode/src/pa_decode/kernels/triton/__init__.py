@@ -1,0 +1,1 @@
+"""Kernels in Triton, for NVIDIA and as code objects for AMD."""

@@ -1,0 +1,6 @@
+"""The call: validate, select, allocate, launch."""
+
+from .decode import explain, pa_decode
+from .selection import Explanation
+
+__all__ = ["Explanation", "explain", "pa_decode"]

@@ -12,6 +12,7 @@ import pytest
 
 from gdn_aot import inspect, jobs
 from gdn_aot.bundle import write_bundle
+from gdn_aot.jobs import TABLES
 from gdn_runtime.codeobject import CodeObject, read_bundle
 from gdn_runtime.errors import CorruptBundleError
 from gdn_runtime.spec import L2NormSpec, OptStateScanSpec
@@ -23,7 +24,7 @@ JOBS = jobs(ARCH)
 
 
 def bundle_of(folder: Path, codes: list[CodeObject]) -> inspect.Bundle:
-    return read_bundle(write_bundle(folder, ARCH, codes, [PACKAGED]))
+    return read_bundle(write_bundle(folder, ARCH, codes, TABLES))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,16 +41,16 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> inspect.Bundle:
 
 
 def test_every_row_has_its_artifacts_and_every_artifact_its_row(full: inspect.Bundle) -> None:
-    found = inspect.coverage(full, [PACKAGED])
+    found = inspect.coverage(full, TABLES)
     assert found.ok and found.percent == 100 and found.asked == len(JOBS) == len(full.artifacts)
-    completely = inspect.coverage(full, [PACKAGED], complete=True)
+    completely = inspect.coverage(full, TABLES, complete=True)
     assert not completely.ok and 0 < completely.percent < 100 and not completely.unasked
     assert len(completely.missing) == completely.asked - len(JOBS)
 
 
 def test_what_is_missing_and_what_nobody_asks_for_are_named(tmp_path: Path) -> None:
     stranger = L2NormSpec(ARCH, "bf16", 77)
-    found = inspect.coverage(bundle_of(tmp_path, [fake_code(spec) for spec in (*JOBS[3:], stranger)]), [PACKAGED])
+    found = inspect.coverage(bundle_of(tmp_path, [fake_code(spec) for spec in (*JOBS[3:], stranger)]), TABLES)
     assert set(found.missing) == set(JOBS[:3]) and not found.ok
     assert [artifact.spec["num_key_heads"] for artifact in found.unasked] == [77]
     assert found.percent == 100 * (len(JOBS) - 3) / len(JOBS)
@@ -57,7 +58,7 @@ def test_what_is_missing_and_what_nobody_asks_for_are_named(tmp_path: Path) -> N
 
 def test_artifacts_of_a_complete_build_are_asked_for(tmp_path: Path) -> None:
     extra = next(spec for spec in jobs(ARCH, complete=True) if spec not in JOBS)
-    found = inspect.coverage(bundle_of(tmp_path, [fake_code(spec) for spec in (*JOBS, extra)]), [PACKAGED])
+    found = inspect.coverage(bundle_of(tmp_path, [fake_code(spec) for spec in (*JOBS, extra)]), TABLES)
     assert found.ok
 
 
@@ -66,7 +67,7 @@ def test_a_row_more_is_a_job_that_is_missing(tmp_path: Path, full: inspect.Bundl
     table["rows"] = [{**table["rows"][0], "H": 48, "Hg": 16}]
     path = tmp_path / "more.json"
     path.write_text(json.dumps(table))
-    found = inspect.coverage(full, [PACKAGED, path])
+    found = inspect.coverage(full, [*TABLES, path])
     assert found.missing and {spec.num_heads for spec in found.missing if isinstance(spec, OptStateScanSpec)} == {48}
     assert not inspect.coverage(full, [path]).ok
 

@@ -16,8 +16,16 @@ import torch
 from gdn_aot import KERNELS, jobs
 from gdn_aot.jobs import Shape, job_key, kernel_of, ordered
 from gdn_runtime import UnsupportedError, env, explain, select, tables
-from gdn_runtime.rules import Problem
-from gdn_runtime.spec import FusedPrepareSpec, L2NormSpec, OptStateScanSpec, OutputSpec, VkStateScanSpec
+from gdn_runtime.rules import TPRIME_BLOCK_V, Problem
+from gdn_runtime.spec import (
+    FusedPrepareSpec,
+    L2NormSpec,
+    OptStateScanSpec,
+    OutputSpec,
+    TPrepareSpec,
+    VkStateScanSpec,
+    VSplitScanSpec,
+)
 
 ROOT = Path(__file__).parents[3]
 ARCHS = ("gfx942", "gfx950")
@@ -89,21 +97,34 @@ def test_vk_has_24_jobs_of_26_rows() -> None:
     assert len(jobs("gfx950", ["vk"])) == 24
 
 
-@pytest.mark.parametrize(("arch", "number"), [("gfx942", 240 + 42 + 18), ("gfx950", 240 + 24 + 42 + 18)])
+@pytest.mark.parametrize(
+    ("arch", "number"), [("gfx942", 240 + 80 + 21 + 42 + 18 + 16), ("gfx950", 240 + 24 + 40 + 21 + 42 + 18 + 16)]
+)
 def test_all_jobs_of_an_arch(arch: str, number: int) -> None:
-    """Prepare: 7 shapes, two variants, three dtypes of beta. Triton: K6 for two snapshot dtypes, l2norm for 4 Hg."""
+    """Prepare: 7 shapes, two variants, three dtypes of beta. Triton: K6 for two snapshot dtypes, l2norm for 4 Hg. T':
+    7 shapes with three dtypes of beta; per tile, four pairs of dtypes for 4 shapes without a pool and 3 with and
+    without."""
     found = jobs(arch)
     assert len(found) == number
     kinds = [type(spec) for spec in found]
     assert (kinds.count(FusedPrepareSpec), kinds.count(OutputSpec), kinds.count(L2NormSpec)) == (42, 14, 4)
+    assert (kinds.count(TPrepareSpec), kinds.count(VSplitScanSpec)) == (21, 40 * len(TPRIME_BLOCK_V[arch]))
+    # Paged decode: two pages for each of four pairs of heads and query length, their reducers, batches of 16 to 128.
+    assert [kinds.count(kind) for kind in KERNELS["pa"].kinds] == [8, 4, 4]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_complete_adds_and_never_drops(arch: str) -> None:
-    """K5: the 120 with g as the block lays it out become 7 shapes x 12 x 2 units of g x 5 uses of the states."""
+    """K5: the 120 with g as the block lays it out become 7 shapes x 12 x 2 units of g x 5 uses of the states; of T',
+    the 40 of a tile likewise, with 4 in place of 12."""
     base, full = set(jobs(arch)), set(jobs(arch, complete=True))
     assert base < full
-    assert len(full) - len(base) == (7 * 12 * 2 * 5 - 120) + 42 + 14
+    vsplit = len(TPRIME_BLOCK_V[arch]) * (7 * 4 * 2 * 5 - 40)
+    # Paged decode: 2 dtypes, 2 modes of scales, 2 forms of V and 3 of windows; 4 kinds of sinks and 9 or 10 numbers of
+    # tasks; batches up to 4096.
+    units = {"gfx942": 10, "gfx950": 9}[arch]
+    decode = 8 * (2 * 2 * 2 * 3 - 1) + 4 * (2 * 4 * units - 1) + 5
+    assert len(full) - len(base) == (7 * 12 * 2 * 5 - 120) + vsplit + 42 + 21 + 14 + decode
 
 
 # ------------------------------------------------------------------------------------------------ what the jobs are
@@ -131,7 +152,9 @@ def test_fanned_and_pinned_switches_of_opt() -> None:
         "wu_head_major": {True},
         "sched_barrier": {True},
     }
-    assert {spec.sched_barrier for spec in jobs("gfx950", ["opt"])} == {False}  # type: ignore[attr-defined]
+    others = [spec for spec in jobs("gfx950", ["opt"]) if isinstance(spec, OptStateScanSpec)]
+    assert {spec.sched_barrier for spec in others} == {False}
+    assert {(spec.g_head_major, spec.rounding) for spec in others} == {(True, "nearest"), (False, "truncate")}
 
 
 def test_pools_only_where_states_go_in_and_out() -> None:
@@ -200,9 +223,11 @@ def test_complete_holds_whatever_the_block_asks_for(arch: str, shape: Shape) -> 
     full, base = set(jobs(arch, complete=True)), set(jobs(arch))
     asked: set[object] = set()
     asked_by_default: set[object] = set()
-    for block_v in (None, 16, 32, 64):
-        with env.override(k5_block_v=block_v):
-            for usual, chosen in selections(arch, shape, every_beta=block_v is None):
+    tprime = TPRIME_BLOCK_V[arch]
+    forced = [("auto", None), ("auto", 16), ("auto", 32), ("auto", 64), *(("tprime", block_v) for block_v in tprime)]
+    for route, block_v in forced:
+        with env.override(amd_route=route, k5_block_v=block_v):
+            for usual, chosen in selections(arch, shape, every_beta=block_v in (None, tprime[-1])):
                 specs = {chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output}
                 asked |= specs
                 asked_by_default |= specs if usual else set()
@@ -211,7 +236,7 @@ def test_complete_holds_whatever_the_block_asks_for(arch: str, shape: Shape) -> 
     # Nothing is compiled for this shape that no call asks for, but K5 with g as [B,T,H], which its own op takes.
     mine = {
         spec
-        for kernel in ("opt", "prepare")
+        for kernel in ("opt", "vsplit", "prepare", "prepare_t")
         for spec in KERNELS[kernel].jobs([shape], arch, complete=True)
         if getattr(spec, "g_head_major", True)
     }
@@ -248,13 +273,16 @@ def selections(arch: str, shape: Shape, *, every_beta: bool) -> Iterator[tuple[b
 @pytest.mark.parametrize("arch", ARCHS)
 def test_jobs_hold_for_every_batch(arch: str) -> None:
     """Off-table batches of a listed shape: other numbers and lengths of sequences, other numbers of compute units."""
-    base = set(jobs(arch))
+    base, scans = set(jobs(arch)), set()
     for shape, seqs, chunks, units in product(SHAPES, (1, 3, 40), (1, 17, 2000), (1, 80, 256, 304)):
         problem = make_problem(
             arch, shape, num_seqs=seqs, total_chunks=seqs * chunks, max_seq_chunks=chunks, compute_units=units
         )
         chosen = select.select(problem, CPU, backend="emulate", arch=arch)
         assert {chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output} <= base
+        scans.add((type(chosen.state_scan), chosen.state_scan.block_v))
+    assert {block_v for kind, block_v in scans if kind is VSplitScanSpec} == set(TPRIME_BLOCK_V[arch])
+    assert {block_v for kind, block_v in scans if kind is OptStateScanSpec} == {16, 32, 64}
 
 
 # ------------------------------------------------------------------------------------------------ order, tables
@@ -265,7 +293,7 @@ def test_jobs_are_in_canonical_order() -> None:
     keys = [job_key(spec) for spec in found]
     assert keys == sorted(keys)
     assert len(set(keys)) == len(keys)
-    assert jobs("gfx950", ["triton", "vk", "opt", "prepare"]) == found
+    assert jobs("gfx950", ["triton", "vk", "pa", "opt", "prepare_t", "prepare", "vsplit"]) == found
     assert ordered([*reversed(found), *found]) == found
 
 
@@ -314,7 +342,9 @@ def test_vk_is_refused_on_gfx942() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^kernel: got k5, expected one of opt, vk, prepare, triton$"):
+    with pytest.raises(
+        ValueError, match=r"^kernel: got k5, expected one of opt, vk, prepare, vsplit, prepare_t, triton, pa$"
+    ):
         jobs("gfx942", ["k5"])
     with pytest.raises(UnsupportedError, match=r"^arch: got 'sm90', supported: gfx942, gfx950$"):
         jobs("sm90")
@@ -329,7 +359,8 @@ def test_cells_print_a_job() -> None:
     for spec in jobs("gfx950"):
         cells = dict(zip(kernel_of(spec).columns, kernel_of(spec).cells(spec), strict=True))
         missing = {name for name, text in cells.items() if not text}
-        assert missing == ({"H", "varlen", "BV", "snapshot", "exp2"} if isinstance(spec, L2NormSpec) else set())
+        if kernel_of(spec) is not KERNELS["pa"]:  # whose kernels share few fields
+            assert missing == ({"H", "varlen", "BV", "snapshot", "exp2"} if isinstance(spec, L2NormSpec) else set())
 
 
 def test_every_switch_is_explained() -> None:
@@ -342,4 +373,4 @@ def test_every_switch_is_explained() -> None:
 def test_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "packages/gdn-aot/README.md").read_text(), re.M | re.S)
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
-    assert capsys.readouterr().out == "324 kernels; 24 of K5 vk, 240 of K5 opt\n"
+    assert capsys.readouterr().out == "401 kernels; 24 of K5 vk, 240 of K5 opt\n"

@@ -260,12 +260,13 @@ MACHINE = {"gfx942": 0x4C, "gfx950": 0x4F}
 
 
 def test_failures_are_those_of_their_jobs_in_one_process_for_both_architectures(tmp_path: Path) -> None:
-    """An error that LLVM only prints, an abort, an exception and a job without end, among jobs that are sound."""
+    """An error that LLVM only prints, an abort, an exception and too much memory, among jobs that are sound."""
     sound = [ProbeSpec(arch, variant=n) for n in (0, 1) for arch in MACHINE]
     faulty = {
         ProbeSpec("gfx942", "lds over the limit"): (1, "exceeds limit"),
         ProbeSpec("gfx950", "wrong arch"): (2, "SIGABRT"),
         ProbeSpec("gfx942", "raise"): (1, "the probe was told to raise"),
+        ProbeSpec("gfx950", "take 3 GiB"): (1, "MemoryError"),
     }
     specs: list[KernelSpec] = [sound[0], *faulty, *sound[1:]]
     outcomes = {outcome.spec: outcome for outcome in compile_all(specs, workers=2, retries=1, kept=tmp_path)}

@@ -17,8 +17,9 @@ import pytest
 
 from gdn_aot import bundle as writer
 from gdn_aot import pool
-from gdn_aot.bundle import WORK, kept_folder, write_bundle
+from gdn_aot.bundle import WORK, kept_folder, prepare_folder, write_bundle
 from gdn_runtime.codeobject import CodeObject, read_bundle
+from gdn_runtime.codeobject.bundle import read_bundles
 from gdn_runtime.errors import BundleError
 from gdn_runtime.spec import L2NormSpec
 from gdn_runtime.tables import PACKAGED
@@ -101,6 +102,42 @@ def test_a_file_system_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     write_bundle(tmp_path, ARCH, OLD, [])
     assert keys(tmp_path / ARCH) == keys_of(OLD) and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """After the old bundle left its place, and after the new one came there: readers see none, or a whole one."""
+    out, reached, renamed, rename = tmp_path / "out", tmp_path / "reached", [0], os.rename
+    write_bundle(out, ARCH, OLD, [])
+
+    class Libc:
+        def renameat2(self, *_: object) -> int:
+            return -1
+
+    def stop_after(source: Path, target: Path) -> None:
+        rename(source, target)
+        renamed[0] += 1
+        if renamed[0] == step:
+            reached.touch()
+            signal.pause()
+
+    def build() -> None:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+        monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EINVAL)
+        monkeypatch.setattr(os, "rename", stop_after)
+        write_bundle(out, ARCH, NEW, [])
+
+    pid = in_child(build)
+    wait_until(reached.exists)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if step == 1:
+        with pytest.raises(ValueError, match="expected a folder with a manifest"):
+            read_bundles([out], ARCH)
+    prepare_folder(out)
+    assert keys(out / ARCH) == keys_of(OLD if step == 1 else NEW) and leftovers(out) == []
+    write_bundle(out, ARCH, NEW, [])
+    assert keys(out / ARCH) == keys_of(NEW) and leftovers(out) == []
 
 
 def in_child(action: Callable[[], Any]) -> int:

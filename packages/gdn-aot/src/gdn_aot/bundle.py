@@ -18,14 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import gdn_runtime
-from gdn_runtime.codeobject.bundle import MANIFEST, SCHEMA, spec_key
-from gdn_runtime.codeobject.facts import CodeObject, canonical_json, spec_json
+from gdn_runtime.codeobject.bundle import MANIFEST, SCHEMA, manifest_bytes, payload_name, spec_key
+from gdn_runtime.codeobject.facts import CodeObject, spec_json
 from gdn_runtime.kernels import jit, toolchain
 from gdn_runtime.spec import KERNEL_ABI
 from gdn_runtime.tables import table_files
 
 WORK = ".gdn-aot"
 KEPT = "kept"
+OLD = "-old"
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -36,10 +37,14 @@ def kept_folder(out: Path) -> Path:
 
 
 def prepare_folder(out: Path) -> None:
-    """Make ``out``. OSError if nothing can be written there."""
+    """Make ``out``, and clean up after builders of it that were killed. OSError if nothing can be written there."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):
         pass
+    work = out / WORK
+    if work.exists():
+        with _locked(work):
+            clean_up(work)
 
 
 def write_file(place: Path, content: bytes) -> None:
@@ -57,13 +62,13 @@ def write_bundle(out: Path, arch: str, codes: Sequence[CodeObject], tables: Iter
     """Write the bundle ``out/arch`` of ``codes``, compiled for the shapes of ``tables`` (files and folders), in place
     of the one that is there. Builders of one folder come one after the other; the last one's bundle stays."""
     assert all(code.facts.arch == arch for code in codes)
-    files = {payload_name(code): code.elf for code in codes}
+    files = {payload_name(code.spec.kernel, spec_key(code.spec)): code.elf for code in codes}
     assert len(files) == len(codes), "two artifacts with one file name"
     files[MANIFEST] = manifest(arch, codes, tables)
     work = out / WORK
     work.mkdir(parents=True, exist_ok=True)
     with _locked(work):
-        remove_leftovers(work)
+        clean_up(work)
         stage = Path(tempfile.mkdtemp(dir=work, prefix=f"new-{arch}-"))
         mine = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(mine, fcntl.LOCK_EX)  # before the lock of ``work`` is given back: who can lock it may remove it
@@ -83,18 +88,17 @@ def write_bundle(out: Path, arch: str, codes: Sequence[CodeObject], tables: Iter
 
 
 def manifest(arch: str, codes: Sequence[CodeObject], tables: Iterable[Path]) -> bytes:
-    """The manifest of a bundle: canonical JSON of all that the bundle holds and was built from."""
-    artifacts = [
-        {
-            "key": spec_key(code.spec),
+    """The manifest of a bundle: all that the bundle holds and was built from."""
+    artifacts = {
+        spec_key(code.spec): {
             "spec": spec_json(code.spec),
-            "file": payload_name(code),
+            "file": payload_name(code.spec.kernel, spec_key(code.spec)),
             "sha256": code.digest,
             "bytes": len(code.elf),
             "facts": code.facts.to_json(),
         }
         for code in codes
-    ]
+    }
     content = {
         "schema": SCHEMA,
         "arch": arch,
@@ -102,14 +106,8 @@ def manifest(arch: str, codes: Sequence[CodeObject], tables: Iterable[Path]) -> 
         "toolchain": {**toolchain.versions(), "gdn-runtime": gdn_runtime.__version__},
         "source_digest": _digest("".join(sorted({jit.source_digest(code.spec) for code in codes})).encode()),
         "tables": table_digests(tables),
-        "artifacts": sorted(artifacts, key=lambda artifact: str(artifact["key"])),
     }
-    return canonical_json(content).encode() + b"\n"
-
-
-def payload_name(code: CodeObject) -> str:
-    """File name of an artifact."""
-    return f"{code.spec.kernel}-{spec_key(code.spec)[:16]}.hsaco"
+    return manifest_bytes(content, sorted(artifacts.items()))
 
 
 def table_digests(tables: Iterable[Path]) -> list[dict[str, str]]:
@@ -120,11 +118,17 @@ def table_digests(tables: Iterable[Path]) -> list[dict[str, str]]:
     return [{"file": f"{file.parent.name}/{file.name}", "sha256": _digest(file.read_bytes())} for file in files]
 
 
-def remove_leftovers(work: Path) -> None:
-    """Remove what builders that are no longer there left in ``work``."""
+def clean_up(work: Path) -> None:
+    """Remove what builders that are no longer there left in ``work``, whose lock is held; a bundle that one had taken
+    from its place, and for which it put no other there, goes back."""
     for stage in work.glob("new-*"):
         try:
             with _locked(stage, wait=False):
+                for old in stage.glob(f"*{OLD}"):
+                    place = work.parent / old.name.removesuffix(OLD)
+                    if not place.exists():
+                        os.rename(old, place)
+                        _sync(work.parent)
                 shutil.rmtree(stage)
         except (BlockingIOError, FileNotFoundError):
             continue  # its builder is at work, or another one has removed it
@@ -172,7 +176,8 @@ def _swap(new: Path, place: Path) -> None:
     code = ctypes.get_errno()
     if code not in (errno.EINVAL, errno.ENOSYS):
         raise OSError(code, os.strerror(code), str(place))
-    # A file system that cannot exchange: there is no bundle between the two steps, never half of one.
-    old = new.with_name(new.name + "-old")
+    # A file system that cannot exchange: there is no bundle between the two steps, never half of one; and if this
+    # process ends there, until ``clean_up`` puts the old one back.
+    old = new.with_name(new.name + OLD)
     os.rename(place, old)
     os.rename(new, place)

@@ -16,7 +16,6 @@ import typer
 from gdn_runtime.codeobject.facts import spec_from_json, spec_text
 from gdn_runtime.errors import BundleError, CompileError
 from gdn_runtime.kernels.compile import CompileServer
-from gdn_runtime.tables import PACKAGED
 
 from . import inspect, look, pack
 from .__about__ import __version__
@@ -37,11 +36,11 @@ from .console import (
     say,
     usage,
 )
-from .jobs import KERNELS, Job, jobs, kernel_of
+from .jobs import KERNELS, TABLES, Job, jobs, kernel_of
 from .pool import JOB_SECONDS, RETRIES, Outcome, compile_all, default_workers
 
 ALL = "all"
-SUMMARY = "Compile the AMD kernels of gdn-runtime ahead of time, into bundles that a server loads as they are."
+SUMMARY = "Compile the AMD kernels of gdn-runtime and pa-decode ahead of time, into bundles that a server loads."
 Kernels = Annotated[list[str], typer.Option("--kernel", help=f"{', '.join(KERNELS)} or all; may be repeated.")]
 
 app = typer.Typer(
@@ -93,7 +92,7 @@ def build(
     What is compiled is kept in DIR/.gdn-aot, so that a build that was interrupted goes on where it was. A bundle
     appears when all of its jobs are done; if one fails there is none, and what was there before stays.
     """
-    tables = tuple(table or (PACKAGED,))
+    tables = tuple(table or TABLES)
     plans = {name: usage(functools.partial(plan, name, kernel, tables, complete)) for name in arch}
     report: dict[str, Any] = {}
     bad = 0

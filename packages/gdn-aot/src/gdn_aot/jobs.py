@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -18,18 +17,23 @@ from gdn_runtime.codeobject.facts import CodeObject, canonical_json, spec_json
 from gdn_runtime.errors import UnsupportedError
 from gdn_runtime.kernels.compile import compile_spec
 from gdn_runtime.rules import (
+    TPRIME_BLOCK_V,
     Problem,
     fused_prepare_spec,
     l2norm_spec,
+    opt_rounding,
     opt_spec,
     output_config,
     output_spec,
+    tprime_prepare_spec,
     vk_spec,
+    vsplit_spec,
 )
 from gdn_runtime.spec import (
     AMD_ARCHS,
     HEAD_DIM,
     SCAN_BLOCK_V,
+    VSPLIT_BLOCK_V,
     Dtype,
     FusedPrepareSpec,
     KernelSpec,
@@ -37,7 +41,9 @@ from gdn_runtime.spec import (
     OptStateScanSpec,
     OutputSpec,
     PrepareVariant,
+    TPrepareSpec,
     VkStateScanSpec,
+    VSplitScanSpec,
 )
 from gdn_runtime.tables import (
     PACKAGED,
@@ -49,6 +55,13 @@ from gdn_runtime.tables import (
     read_rows,
     table_files,
 )
+from pa_decode.tables import PACKAGED as PA_TABLES
+
+from .columns import cell
+from .decode import DecodeKernel
+
+TABLES = (PACKAGED, PA_TABLES)
+"""The folders of tables that the packages carry."""
 
 Job: TypeAlias = KernelSpec
 Values: TypeAlias = tuple[Any, ...]
@@ -113,6 +126,10 @@ class Kernel:
         fans = [self.fan, self.complete] if complete else [self.fan]
         return ordered(spec for shape in shapes for fan in fans for spec in self.expand(shape, arch, fan))
 
+    def of_tables(self, paths: Iterable[Path], arch: str, *, complete: bool = False) -> tuple[Job, ...]:
+        """``jobs`` of the shapes of ``paths``."""
+        return self.jobs(self.shapes(paths), arch, complete=complete)
+
     def expand(self, shape: Shape, arch: str, fan: Fan) -> Iterator[Job]:
         """Specs of one shape for every combination of the values of ``fan`` that a call can have."""
         asked = {f.name: getattr(shape, f.name) for f in fields(shape)}
@@ -128,7 +145,7 @@ class Kernel:
 
     def cells(self, spec: Job) -> tuple[str, ...]:
         """``spec`` as texts for ``columns``; empty where its kind has no such field."""
-        return tuple(_text(spec, path) for path in self.columns.values())
+        return tuple(cell(spec, path) for path in self.columns.values())
 
 
 PROBLEM_FIELDS = {f.name for f in fields(Problem)}
@@ -190,7 +207,7 @@ def parse_vk(row: Mapping[str, object], arch: str, provenances: Mapping[str, Pro
         save_new_value=flags["save_vn"],
         block_v=counts["block_v"],
     )
-    for _ in KERNELS["vk"].expand(shape, arch, KERNELS["vk"].fan):
+    for _ in BLOCK_KERNELS["vk"].expand(shape, arch, BLOCK_KERNELS["vk"].fan):
         pass  # each was checked
     return shape
 
@@ -199,7 +216,8 @@ def parse_vk(row: Mapping[str, object], arch: str, provenances: Mapping[str, Pro
 
 
 def _make_opt(problem: Problem, block_v: int) -> tuple[KernelSpec, ...]:
-    return (opt_spec(problem, block_v, "truncate"),)
+    # The block lays g out head-major; the other layout is of calls of the K5 op, by its default.
+    return (opt_spec(problem, block_v, opt_rounding(problem.arch.name, block=problem.g_head_major)),)
 
 
 def _make_vk(problem: Problem, block_v: int) -> tuple[KernelSpec, ...]:
@@ -208,6 +226,16 @@ def _make_vk(problem: Problem, block_v: int) -> tuple[KernelSpec, ...]:
 
 def _make_prepare(problem: Problem, variant: PrepareVariant) -> tuple[KernelSpec, ...]:
     return (fused_prepare_spec(problem, variant),)
+
+
+def _make_prepare_t(problem: Problem) -> tuple[KernelSpec, ...]:
+    return (tprime_prepare_spec(problem),)
+
+
+def _make_vsplit(problem: Problem, block_v: int) -> tuple[KernelSpec, ...]:
+    if block_v not in TPRIME_BLOCK_V[problem.arch.name]:
+        return ()
+    return (vsplit_spec(problem, block_v, opt_rounding(problem.arch.name, block=True)),)
 
 
 def _make_triton(problem: Problem) -> tuple[KernelSpec, ...]:
@@ -237,10 +265,16 @@ _OPT_FAN: Fan = {
     "g_head_major": BOTH,
     "use_state_indices": BOTH,
 }
+_VSPLIT_FAN: Fan = {
+    "block_v": VSPLIT_BLOCK_V,
+    "snapshot_dtype": SNAPSHOT_DTYPES,
+    "state_dtype": STATE_DTYPES,
+    "use_state_indices": BOTH,
+}
 _VK_FAN: Fan = {"state_dtype": STATE_DTYPES, "g_head_major": (False,)}
 _ANY_CALL: Fan = {"use_exp2": BOTH, "use_initial_state": BOTH, "store_final_state": BOTH}
 
-KERNELS: dict[str, Kernel] = {
+BLOCK_KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
         Kernel(
@@ -289,6 +323,34 @@ KERNELS: dict[str, Kernel] = {
             },
         ),
         Kernel(
+            name="vsplit",
+            archs=AMD_ARCHS,
+            table=OptStateScanSpec.kernel,
+            parse=parse_opt,
+            fan=_VSPLIT_FAN,
+            complete={**_VSPLIT_FAN, **_ANY_CALL},
+            make=_make_vsplit,
+            kinds=(VSplitScanSpec,),
+            columns={**SCAN_COLUMNS, "snapshot": "snapshot_dtype", "pool": "use_state_indices"},
+        ),
+        Kernel(
+            name="prepare_t",
+            archs=AMD_ARCHS,
+            table=OptStateScanSpec.kernel,
+            parse=parse_opt,
+            fan={"beta_dtype": BETA_DTYPES},
+            complete={"beta_dtype": BETA_DTYPES, "use_exp2": BOTH},
+            make=_make_prepare_t,
+            kinds=(TPrepareSpec,),
+            columns={
+                "H": "num_heads",
+                "Hg": "num_key_heads",
+                "varlen": "is_varlen",
+                "beta": "beta_dtype",
+                "exp2": "use_exp2",
+            },
+        ),
+        Kernel(
             name="triton",
             archs=AMD_ARCHS,
             table=OptStateScanSpec.kernel,
@@ -309,6 +371,9 @@ KERNELS: dict[str, Kernel] = {
         ),
     )
 }
+"""Those of gdn-runtime by name."""
+
+KERNELS: dict[str, Kernel | DecodeKernel] = {**BLOCK_KERNELS, "pa": DecodeKernel()}
 """By the name that the command line uses."""
 
 
@@ -316,7 +381,7 @@ def jobs(
     arch: str,
     kernels: Sequence[str] | None = None,
     *,
-    tables: Iterable[Path] = (PACKAGED,),
+    tables: Iterable[Path] = TABLES,
     complete: bool = False,
 ) -> tuple[Job, ...]:
     """Specs to compile for ``arch``, each once, in canonical order.
@@ -324,9 +389,9 @@ def jobs(
     Args:
         arch: gfx942 or gfx950. Rows of every architecture count: they name model shapes, which run on both.
         kernels: names in ``KERNELS``; None: all that ``arch`` has.
-        tables: files and folders of tables; default: those of gdn-runtime. Bad rows and files are warnings.
-        complete: also what no row asks for but a call of the block with the shape of a row may: other states, and
-            use_exp2=False.
+        tables: files and folders of tables; default: the packaged ones. Bad rows and files are warnings.
+        complete: also what no row asks for but a call with the shape of a row may: other states and use_exp2=False;
+            other dtypes, scales, windows and sinks of paged decode.
 
     Raises:
         ValueError: unknown kernel. UnsupportedError: a kernel that ``arch`` does not have, or an unknown ``arch``.
@@ -339,7 +404,7 @@ def jobs(
         raise ValueError(f"kernel: got {', '.join(unknown)}, expected one of {', '.join(KERNELS)}")
     paths = tuple(tables)
     chosen = [KERNELS[name] for name in names]
-    return ordered(spec for kernel in chosen for spec in kernel.jobs(kernel.shapes(paths), arch, complete=complete))
+    return ordered(spec for kernel in chosen for spec in kernel.of_tables(paths, arch, complete=complete))
 
 
 def job_key(spec: Job) -> str:
@@ -347,7 +412,7 @@ def job_key(spec: Job) -> str:
     return canonical_json(spec_json(spec))
 
 
-def kernel_of(spec: Job) -> Kernel:
+def kernel_of(spec: Job) -> Kernel | DecodeKernel:
     """The entry of ``KERNELS`` whose job ``spec`` is."""
     return next(kernel for kernel in KERNELS.values() if isinstance(spec, kernel.kinds))
 
@@ -355,13 +420,3 @@ def kernel_of(spec: Job) -> Kernel:
 def ordered(specs: Iterable[Job]) -> tuple[Job, ...]:
     """``specs``, each once, by ``job_key``."""
     return tuple(sorted(dict.fromkeys(specs), key=job_key))
-
-
-def _text(spec: Job, path: str) -> str:
-    try:
-        value = attrgetter(path)(spec)
-    except AttributeError:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

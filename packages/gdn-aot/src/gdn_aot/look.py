@@ -14,7 +14,6 @@ from gdn_runtime.codeobject.bundle import Artifact, Bundle
 from gdn_runtime.codeobject.emulate import EmulatorLauncher
 from gdn_runtime.codeobject.facts import spec_from_json, spec_text
 from gdn_runtime.errors import BundleError, EmulatedFaultError
-from gdn_runtime.tables import PACKAGED
 
 from . import inspect, smoke
 from .console import (
@@ -31,7 +30,7 @@ from .console import (
     say,
     usage,
 )
-from .jobs import KERNELS
+from .jobs import KERNELS, TABLES
 
 
 def verify(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -127,7 +126,7 @@ def coverage(folder: Folder, table: Tables = None, complete: Complete = False, a
 
     Both ways: jobs without an artifact, and artifacts that no row asks for, not even completely.
     """
-    tables = tuple(table or (PACKAGED,))
+    tables = tuple(table or TABLES)
     results = [inspect.coverage(bundle, tables, complete=complete) for bundle in opened(folder)]
     if not all(c.asked for c in results):
         raise typer.BadParameter(

@@ -28,11 +28,12 @@ from gdn_runtime.errors import CompileError, CorruptCodeObjectError, Unsupported
 from gdn_runtime.kernels import compile as compiler
 from gdn_runtime.kernels import jit, toolchain
 from gdn_runtime.kernels.compile import FlyDslEntry
+from gdn_runtime.kernels.compile_server import JOB_BYTES
 from gdn_runtime.spec import KernelSpec
 
 MAX_WORKERS = 64
-BYTES_PER_WORKER = 2 << 30
-"""Memory that one worker may need: a compile server with its compilers, and one job."""
+BYTES_PER_WORKER = JOB_BYTES
+"""Memory that one worker may need: a compile server shares most of its own with its job."""
 RETRIES = 2
 JOB_SECONDS = compiler.TIMEOUT
 MEMINFO = Path("/proc/meminfo")

@@ -21,6 +21,7 @@ SOURCES = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
 TESTS = "packages/gdn-runtime/tests"
 EMULATOR = "packages/cdna-emu"
 AOT = "packages/gdn-aot"
+TUNE = "packages/gdn-tune"
 PA = "packages/pa-decode"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
@@ -28,6 +29,7 @@ AMD_ARCHS = ("gfx942", "gfx950")
 SMOKE_BUNDLE = ROOT / "build" / "smoke-bundle"
 BUNDLES = ROOT / "build" / "bundles"
 FLYDSL_CACHE = ROOT / "build" / "flydsl-cache"
+ROUNDTRIP = ROOT / "build" / "roundtrip"
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -64,7 +66,7 @@ def install_aot(session: nox.Session) -> None:
     """Install gdn-aot (editable) with its compilers, and the emulator."""
     install_runtime(session, extra="[jit]", triton=True)
     install_emulator(session)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA, "-e", AOT)
 
 
 @nox.session
@@ -72,6 +74,7 @@ def demo(session: nox.Session) -> None:
     """Show the block at work on this machine: every backend that runs here, against the token recurrence."""
     install_runtime(session, "numpy", "rich", extra="[jit]", triton=True)
     install_emulator(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
     session.run("python", "examples/demo.py", *session.posargs)
 
 
@@ -80,7 +83,7 @@ def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA, "-e", TUNE)
     # Runs of their own, for Triton reads TRITON_INTERPRET at import.
     passed = {
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
@@ -88,7 +91,10 @@ def tests(session: nox.Session) -> None:
         "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
         "amd": run_suite(session, "amd", f"{TESTS}/emu", interpret=None),
         "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
+        "tune": run_suite(session, "tune", f"{TUNE}/tests", interpret=None),
         "pa": run_suite(session, "pa", f"{PA}/tests/cpu", interpret=None),
+        "pa-interp": run_suite(session, "pa-interp", f"{PA}/tests/interp", interpret="1"),
+        "pa-emu": run_suite(session, "pa-emu", f"{PA}/tests/emu", interpret=None),
     }
     totals = [count_results(session, name) for name in passed]
     good, bad, skipped = (sum(column) for column in zip(*totals, strict=True))
@@ -176,14 +182,14 @@ def smoke_bundle(session: nox.Session) -> None:
 
 @nox.session(name="prod-smoke", requires=["build", "smoke-bundle"], reuse_venv=False)
 def prod_smoke(session: nox.Session) -> None:
-    """Use the built wheel in a fresh venv that holds nothing but it and torch; then, beside the emulator, run a bundle
-    built elsewhere. Argument: a folder of bundles to run in place of that of smoke-bundle."""
+    """Use the built wheel in a fresh venv that holds nothing but it and torch; then, beside the emulator and pa-decode,
+    run a bundle built elsewhere. Argument: a folder of bundles to run in place of that of smoke-bundle."""
     (wheel,) = ROOT.glob("dist/gdn_runtime-*.whl")
     install(session, str(wheel))
     # -I: neither PYTHONPATH nor the current folder may lead to the sources.
     session.run("python", "-I", "ci/prod_smoke.py")
-    (emulator,) = ROOT.glob("dist/cdna_emu-*.whl")
-    install(session, str(emulator))
+    (emulator,), (decode,) = ROOT.glob("dist/cdna_emu-*.whl"), ROOT.glob("dist/pa_decode-*.whl")
+    install(session, str(emulator), str(decode))
     bundles = Path(session.posargs[0] if session.posargs else SMOKE_BUNDLE).resolve()
     env = {"GDN_BUNDLE": str(bundles), "GDN_JIT": "0"}
     session.run("python", "-I", "ci/prod_smoke.py", *AMD_ARCHS, env=env)
@@ -207,12 +213,13 @@ def register_emu(arch: str) -> None:
     def emu_arch(session: nox.Session) -> None:
         install_runtime(session, extra="[test]", triton=True)
         install_emulator(session)
-        suites = {"emu": f"{EMULATOR}/tests", "amd": f"{TESTS}/emu"}
+        session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
+        suites = {"emu": f"{EMULATOR}/tests", "amd": f"{TESTS}/emu", "pa-emu": f"{PA}/tests/emu"}
         passed = {name: run_suite(session, name, folder, "-k", arch, interpret=None) for name, folder in suites.items()}
         if not all(passed.values()):
             session.error(f"failing suites: {', '.join(name for name, green in passed.items() if not green)}")
 
-    emu_arch.__doc__ = f"Run {arch} code objects on the emulator: its tests and those of gdn-runtime; needs no GPU."
+    emu_arch.__doc__ = f"Run {arch} code objects on the emulator: its tests and those of the packages; needs no GPU."
 
 
 def register_aot(arch: str) -> None:
@@ -272,12 +279,52 @@ def pack(session: nox.Session) -> None:
 
 
 @nox.session
+def roundtrip(session: nox.Session) -> None:
+    """Take measurements all the way: tables of a store, checked, compiled, and run from the bundle on the emulator. The
+    arguments are the store that gdn-tune filled, and an architecture (gfx950): roundtrip -- gdn-tune.sqlite gfx942."""
+    if not session.posargs:
+        session.error("no store: ./ci/nox -s roundtrip -- FILE")
+    store, arch = Path(session.posargs[0]).resolve(), (*session.posargs, "gfx950")[1]
+    install_aot(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", TUNE)
+    shutil.rmtree(ROUNDTRIP, ignore_errors=True)
+    tables, bundles = str(ROUNDTRIP / "tables"), str(ROUNDTRIP / "bundles")
+    session.run("gdn-tune", "export", "--store", str(store), "--arch", arch, "--out", tables)
+    session.run("gdn-tune", "check", tables)
+    session.run("gdn-aot", "build", "--arch", arch, "--table", tables, "--out", bundles)
+    session.run("gdn-aot", "verify", bundles)
+    session.run("gdn-aot", "coverage", bundles, "--table", tables)
+    env = {"GDN_TABLES": tables, "GDN_BUNDLE": bundles, "GDN_JIT": "0", "OMP_NUM_THREADS": "1"}
+    session.run("python", "ci/roundtrip.py", tables, env={**env, "PYTHONPATH": f"{PA}/tests/support"})
+
+
+@nox.session(name="sweep-gfx950")
+def sweep_gfx950(session: nox.Session) -> None:
+    """Run every configuration of paged decode on the gfx950 emulator, of which CI runs some; needs no GPU."""
+    install_runtime(session, extra="[test]", triton=True)
+    install_emulator(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
+    if not run_suite(session, "sweep", f"{PA}/tests/sweep", interpret=None):
+        session.error("the sweep failed")
+
+
+@nox.session
 def counters(session: nox.Session) -> None:
     """Count on the emulator what the AMD kernels execute; write it into docs/performance.md. Needs no GPU."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
     env = {"PYTHONPATH": f"{TESTS}/support", "OMP_NUM_THREADS": "1"}
     session.run("python", "benchmarks/counters.py", *session.posargs, env=env)
+
+
+@nox.session(name="pa-counters")
+def pa_counters(session: nox.Session) -> None:
+    """Count on the emulator what the D256 pipe executes; write it into docs/performance.md. Needs no GPU."""
+    install_runtime(session, extra="[test]", triton=True)
+    install_emulator(session)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
+    env = {"PYTHONPATH": f"{TESTS}/support{os.pathsep}{PA}/tests/support", "OMP_NUM_THREADS": "1"}
+    session.run("python", "benchmarks/pa_counters.py", *session.posargs, env=env)
 
 
 @nox.session(venv_backend="none")
@@ -288,7 +335,7 @@ def gpu(session: nox.Session) -> None:
         session.error("no python3 found: set PYTHON to the interpreter that has torch")
     session.run(python, "ci/require_gpu.py", external=True)
     env = {"PYTHONPATH": SOURCES}
-    session.run(python, "-m", "pytest", f"{TESTS}/gpu", *session.posargs, env=env, external=True)
+    session.run(python, "-m", "pytest", f"{TESTS}/gpu", f"{PA}/tests/gpu", *session.posargs, env=env, external=True)
 
 
 @nox.session

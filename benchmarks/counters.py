@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from gdn_runtime.spec import HEAD_DIM
 from gdn_testing.counting import (
     CLASSES,
     SLOW_MEMORY,
@@ -34,9 +35,21 @@ from gdn_testing.counting import (
     count_scan,
     opt_spec,
     prepare_spec,
+    prepare_t_spec,
     vk_spec,
+    vsplit_spec,
 )
-from gdn_testing.public_kernel import PREPARES, SCANS, Bar, PublicScan, heads_of, prepare_bars, scan_bars
+from gdn_testing.public_kernel import (
+    PREPARES,
+    SCANS,
+    Bar,
+    PublicScan,
+    heads_of,
+    prepare_bars,
+    route_bars,
+    route_bytes,
+    scan_bars,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -105,7 +118,20 @@ def prepare_rows(archs: Sequence[str]) -> Iterator[Row]:
             yield Row("prepare", arch, variant, spec, counts, prepare_bars(spec, counts))
 
 
-KERNELS = {"opt": scan_rows, "vk": vk_rows, "prepare": prepare_rows}
+def route_rows(archs: Sequence[str]) -> Iterator[Row]:
+    """The kernels of the T' route; bars for whole heads per workgroup."""
+    for arch in archs:
+        prepare = count_prepare(prepare_t_spec(arch))
+        yield Row("prepare_t", arch, "wave", prepare_t_spec(arch), prepare, [])
+        for block_v in (64, 128):
+            for snapshot in SNAPSHOTS:
+                spec = vsplit_spec(arch, block_v, snapshot)
+                counts = count_scan(spec)
+                bars = route_bars(arch, snapshot, prepare, counts) if block_v == 128 else []
+                yield Row("vsplit", arch, f"{block_v} {snapshot}", spec, counts, bars)
+
+
+KERNELS = {"opt": scan_rows, "vk": vk_rows, "prepare": prepare_rows, "tprime": route_rows}
 
 
 def line(cells: Iterable[object]) -> str:
@@ -264,6 +290,48 @@ def prepare_table(rows: Sequence[Row]) -> list[str]:
     return table(["arch", "kernel", *head], body)
 
 
+def route_table(staged: Sequence[Row], route: Sequence[Row]) -> list[str]:
+    """K1..K5 with T' beside K1..K5 with w and u, prepare "wave" and `opt` with 64 columns, per chunk and value head."""
+    head = ["instructions, K1..K4 + K5", "sum", "of w, u", "KB", "MFMA cycles", "LDS cycles", "VGPRs", "LDS bytes"]
+    head += ["WG/CU", "barriers", "model, K1..K4 + K5", "sum", "of w, u", "one head per CU", "of w, u"]
+    body: list[list[object]] = []
+    for arch in ARCHS:
+        for snapshot in SNAPSHOTS:
+            of = ("wave", f"64 {snapshot}, g head-major")
+            base = [row for row in staged if row.arch == arch and row.variant in of]
+            new = [row for row in route if row.arch == arch]
+            if not base or not new:
+                continue
+            scan, prepare = sorted(base, key=lambda row: row.kernel)
+            pairs = [("w, u", prepare, scan)]
+            pairs += [("T'", new[0], row) for row in new if row.variant.endswith(snapshot)]
+            whole: list[float] = []
+            for name, first, second in pairs:
+                cells, sums = route_cells(first.counts, second.counts, second.spec.block_v)
+                whole = whole or sums
+                shares = [share(got, of) for got, of in zip(sums, whole, strict=True)]
+                cells = [*cells[:2], shares[0], *cells[2:11], shares[1], cells[11], shares[2]]
+                body.append([arch, f"{name}, {second.spec.block_v} {snapshot}", *cells])
+    return table(["arch", "route, BV, snapshot", *head], body)
+
+
+def route_cells(prepare: Counts, scan: Counts, block_v: int) -> tuple[list[object], list[float]]:
+    """A row of ``route_table``, and its sums: instructions, cycles of full compute units, of one head on each."""
+    parts, r = HEAD_DIM // block_v, scan.resources
+    groups = r.groups_per_cu
+    instructions = prepare.instructions / WAVES, parts * scan.instructions
+    first = prepare.full / (WAVES * prepare.resources.groups_per_cu)
+    full = first, parts * scan.full / groups
+    # Workgroups of one head on a compute unit: all that fit, or one.
+    alone = first + (scan.full * parts / groups if parts >= groups else scan.cycles)
+    matrix = f"{number(prepare.matrix_cycles / WAVES)} + {number(parts * scan.matrix_cycles)}"
+    lds = f"{number(prepare.lds_cycles / WAVES)} + {number(parts * scan.lds_cycles)}"
+    cells: list[object] = [f"{number(instructions[0])} + {number(instructions[1])}", f"**{number(sum(instructions))}**"]
+    cells += [number(route_bytes(prepare, scan, parts) / 1024), matrix, lds, r.vgprs, r.lds_bytes, groups]
+    cells += [number(scan.classes["barrier"] / WAVES), f"{full[0]:.0f} + {full[1]:.0f}", f"**{sum(full):.0f}**"]
+    return [*cells, f"{alone:.0f}"], [sum(instructions), sum(full), alone]
+
+
 def verdict(rows: Sequence[Row]) -> list[str]:
     """What the bars say."""
     missed = [f"- {row.name}: {bar}" for row in rows for bar in row.bars if not bar.ok]
@@ -274,6 +342,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 def page(rows: dict[str, list[Row]]) -> str:
     """The tables between the markers."""
     everything = [row for found in rows.values() for row in found]
+    staged = [*rows["opt"], *rows["prepare"]]
     one_layout = [row for row in everything if row.kernel != "opt" or "head-major" in row.variant]
     parts = [
         ["### K5 `opt`: wave-instructions per workgroup and steady chunk", "", *instructions(rows["opt"])],
@@ -281,6 +350,7 @@ def page(rows: dict[str, list[Row]]) -> str:
         ["### K5 `opt`: registers, LDS, barriers, cycles of the model", "", *resources(rows["opt"])],
         ["### K5 `vk`", "", *vk_table(rows["vk"])],
         ["### Fused prepare, per chunk and value head", "", *prepare_table(rows["prepare"])],
+        ["### T' in place of w and u, per chunk and value head", "", *route_table(staged, rows["tprime"])],
         ["### Where the model's cycles go (mean wave)", "", *where(one_layout)],
         ["### Bars", "", *verdict(everything)],
     ]

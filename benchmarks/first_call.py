@@ -3,19 +3,22 @@
     GDN_BUNDLE=DIR python benchmarks/first_call.py [--arch ARCH] [--rounds N] [--json FILE]
 
 Each round is a process of its own. Its clock starts when torch, the emulator and numpy are imported, for a server has
-torch and no emulator, and when the emulator has run a first, other kernel of the bundle, for a GPU has no tables of
-instructions to import. What the emulator then does for K5 is a row of its own: decoding it, and one sequence of 64
-tokens. So is the import of gdn_runtime. The bar holds for the sum of the other rows and the emulator's. The best round
-is shown, for a busy machine only adds to it; CPU seconds are those of all threads of the process.
+torch and no emulator, and when the emulator has run a first, other kernel, for a GPU has no tables of instructions to
+make. The bar holds for a first call: reading the manifest, loading, packing, and the launch, of which most is what the
+emulator does for K5, decoding it and running one sequence of 64 tokens. Importing gdn_runtime, with the modules that
+launch, is a row beside it. Modules come from bytecode, as pip installs them: a first round, not shown, writes it. The
+best round is shown, for a busy machine only adds to it; CPU seconds are those of all threads of the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -51,18 +54,19 @@ class Clock:
             self.parts[name] = time.perf_counter() - wall, time.process_time() - cpu
 
 
-def child(arch: str) -> dict[str, Any]:
-    """One round, in this process: seconds by part."""
-    import numpy as np  # noqa: F401  # the emulator computes with it
-
+def child(arch: str, waking: Path) -> dict[str, Any]:
+    """One round, in this process: seconds by part. ``waking`` is code of another kernel, for the emulator."""
     import cdna_emu
 
+    elf = waking.read_bytes()
+    (program,) = cdna_emu.CodeObject.parse(elf).kernels.values()
+    # All its numbers are 0, of rows too: it touches no memory.
+    cdna_emu.launch(elf, grid=1, block=program.max_workgroup_size, kernarg=bytes(program.kernarg_size))
+    gc.freeze()  # collections pass over the emulator's objects, which a server does not have
     clock = Clock()
     clock("import", _import_runtime)
     from gdn_runtime import chunk_gated_delta_rule_fwd_h, env
     from gdn_runtime.codeobject import bundle, code_object
-    from gdn_runtime.ops.backends import stages
-    from gdn_runtime.spec import L2NormSpec
 
     inside = [0.0, 0.0]
     launch = cdna_emu.launch
@@ -76,14 +80,10 @@ def child(arch: str) -> dict[str, Any]:
     jit = env.settings().jit
     if not jit:
         clock("read", lambda: bundle.bundles(arch))
-        backend: Any = stages("emulate")
-        x = torch.zeros(1, 1, KEY_HEADS, 128, dtype=torch.bfloat16)
-        norm = L2NormSpec(arch, "bf16", KEY_HEADS)
-        backend.l2norm(x, x, q_out=x.clone(), k_out=x.clone(), spec=norm)  # wakes the emulator up
     torch.manual_seed(0)
     k = torch.randn(1, TOKENS, KEY_HEADS, 128).bfloat16()
     w, u = torch.randn(2, 1, HEADS, TOKENS, 128).bfloat16()
-    g, pool = -torch.rand(1, HEADS, TOKENS), torch.zeros(2, HEADS, 128, 128)
+    g, pool = -torch.rand(1, TOKENS, HEADS), torch.zeros(2, HEADS, 128, 128)
     cdna_emu.launch = timed_launch
     options: dict[str, Any] = {
         "initial_state": pool,
@@ -91,7 +91,6 @@ def child(arch: str) -> dict[str, Any]:
         "cu_seqlens": torch.tensor([0, TOKENS], dtype=torch.int32),
         "seq_lens_cpu": [TOKENS],
         "output_final_state": True,
-        "g_head_major": True,
         "block_v": 64,
         "backend": "emulate",
         "arch": arch,
@@ -122,23 +121,36 @@ def child(arch: str) -> dict[str, Any]:
 
 
 def _import_runtime() -> None:
-    import gdn_runtime  # noqa: F401
+    from gdn_runtime.ops.backends import stages
+
+    stages("emulate")
 
 
-def rounds(arch: str, count: int, jit: bool) -> dict[str, Any]:
-    """The best of ``count`` fresh processes."""
-    environment = {**os.environ, "GDN_JIT": str(int(jit)), "GDN_JIT_CACHE_DIR": "", "FLYDSL_RUNTIME_RUN_ONLY": "0"}
+def rounds(arch: str, count: int, jit: bool, bytecode: str) -> dict[str, Any]:
+    """The best of ``count`` fresh processes, whose bytecode is in the folder ``bytecode``, after one that writes it."""
+    changes = {"GDN_JIT": str(int(jit)), "GDN_JIT_CACHE_DIR": "", "FLYDSL_RUNTIME_RUN_ONLY": "0"}
+    environment = {**os.environ, **changes, "PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
     if jit:
         environment.pop("GDN_BUNDLE", None)
     results = []
-    for _ in range(count):
-        command = [sys.executable, __file__, "--child", "--arch", arch]
+    for _ in range(count + 1):
+        command = [sys.executable, __file__, "--arch", arch, "--child", str(_waking(arch))]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             sys.exit(f"first_call: a round failed:\n{done.stderr}")
         results.append(json.loads(done.stdout))
-    best: dict[str, Any] = min(results, key=seconds)
+    best: dict[str, Any] = min(results[1:], key=seconds)
     return best
+
+
+def _waking(arch: str) -> Path:
+    """Some code object that is not K5's."""
+    from gdn_runtime.codeobject import bundles
+
+    found = [one.folder / name.file for one in bundles(arch) for name in one.artifacts.values()]
+    if not found:
+        sys.exit(f"first_call: GDN_BUNDLE names no bundle for {arch}")
+    return min(path for path in found if path.name.startswith("l2norm"))
 
 
 def seconds(result: dict[str, Any], which: int = 0) -> float:
@@ -164,12 +176,14 @@ def main() -> None:
     parser.add_argument("--arch", choices=("gfx942", "gfx950"), default="gfx950")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(child(args.arch)))
+        print(json.dumps(child(args.arch, args.child)))
         return
-    bundle, jit = rounds(args.arch, args.rounds, False), rounds(args.arch, min(args.rounds, 3), True)
+    with tempfile.TemporaryDirectory() as bytecode:
+        bundle = rounds(args.arch, args.rounds, False, bytecode)
+        jit = rounds(args.arch, min(args.rounds, 3), True, bytecode)
     print(f"{args.arch}, bundle of {bundle['artifacts']} artifacts\n{table(bundle, jit)}")
     first = seconds(bundle)
     print(f"first call from the bundle: {first:.3f} s, at most {BAR} s: {'yes' if first <= BAR else 'NO'}")
@@ -177,6 +191,8 @@ def main() -> None:
         report = {
             "command": f"GDN_BUNDLE=DIR python benchmarks/first_call.py --arch {args.arch} --rounds {args.rounds}",
             "commit": _commit(),
+            "device": f"cpu: {_processor()}, {len(os.sched_getaffinity(0))} cores",
+            "python": sys.version.split()[0],
             "versions": {name: _version(name) for name in ("torch", "flydsl", "triton")},
             "bar_s": BAR,
             "first_call_s": first,
@@ -190,6 +206,11 @@ def main() -> None:
 def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _version(package: str) -> str:

@@ -70,7 +70,7 @@ def check_bundled(bundled: Path) -> list[str]:
     named = set()
     for path in carried:
         if path.endswith("/manifest.json"):
-            files = [artifact["file"] for artifact in json.loads(carried[path])["artifacts"]]
+            files = [artifact["file"] for artifact in json.loads(carried[path])["artifacts"].values()]
             named |= {path, *(path.replace("manifest.json", file) for file in files)}
     if carried.keys() != named or not named:
         problems.append(f"carries what no manifest names, or lacks it: {sorted(carried.keys() ^ named)[:5]}")

@@ -5,7 +5,8 @@
 
 The kernel languages, the packages above gdn-runtime and numpy are hidden from every import, installed or not; then one
 variable-length prefill over a state pool is compared with the token recurrence, and the doctor is run. With names of
-architectures the code objects of the bundle run it, on the emulator, whose package must be installed then.
+architectures the code objects of the bundle run it, on the emulator, and paged decode beside it: the packages cdna-emu
+and pa-decode must be installed then.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ MAX_ERROR = 0.01
 """Largest RMS of the error over RMS of the result. The operands of every product are rounded to bf16 (2^-9 relative);
 measured 0.0035, and 0.0050 for the code objects, whose state scan truncates operands."""
 EMULATOR_NEEDS = {"cdna_emu", "numpy"}
+CONTEXTS, QUERY_LENGTH, PAGE = [40, 0, 2, 300], 4, 16
+DECODE_HEADS, DECODE_KV_HEADS, DECODE_HEAD_DIM = 16, 2, 256
+"""Those of a row of pa-decode's tables."""
+MAX_DECODE_ERROR = 0.05
+"""As ``MAX_ERROR``, of decode against fp32: the kernels round the query and P to FP8. Measured 0.03."""
 
 
 class Without:
@@ -56,17 +62,19 @@ class Without:
 
 def main() -> None:
     archs = sys.argv[1:]
-    hidden = HIDDEN - EMULATOR_NEEDS if archs else HIDDEN
+    hidden = HIDDEN - EMULATOR_NEEDS - {"pa_decode"} if archs else HIDDEN
     sys.meta_path[:] = [Without(finder, hidden) for finder in sys.meta_path]
     gdn_runtime = importlib.import_module("gdn_runtime")
     where = Path(str(gdn_runtime.__file__))
     check(where.is_relative_to(sys.prefix), f"gdn_runtime comes from {where}, not from the wheel in {sys.prefix}")
     for arch in archs:
+        pa_decode = importlib.import_module("pa_decode")  # its artifacts are those of an imported package
         check_bundle(gdn_runtime, arch)
+        check_decode(pa_decode, arch)
     if not archs:
         check_block(gdn_runtime)
     loaded = {name.partition(".")[0] for name in sys.modules} & hidden
-    loaded |= {name for name in sys.modules if name.startswith("gdn_runtime.kernels")}
+    loaded |= {name for name in sys.modules if name.startswith(("gdn_runtime.kernels", "pa_decode.kernels"))}
     check(not loaded, f"imported {', '.join(sorted(loaded))}")
     report = check_doctor(gdn_runtime.__version__)
     served = [bundle["arch"] for bundle in report["bundles"]]
@@ -76,6 +84,7 @@ def main() -> None:
 
 def check_bundle(gdn_runtime: ModuleType, arch: str) -> None:
     """The block by the code objects of the bundle for ``arch``, and a call that the bundle does not serve."""
+    importlib.import_module("cdna_emu")  # a server has none: its import is not loading
     start = time.perf_counter()
     done = gdn_runtime.warmup("cpu", arch=arch)
     warm = time.perf_counter() - start
@@ -87,6 +96,39 @@ def check_bundle(gdn_runtime: ModuleType, arch: str) -> None:
     else:
         check(False, "a call that no table lists was served")
     print(f"{arch}: {done.kernels} kernels of the bundle loaded in {warm:.3f} s; the block agrees with the recurrence")
+
+
+def check_decode(pa_decode: ModuleType, arch: str) -> None:
+    """One call of paged decode by the code objects of the bundle, against its reference."""
+    inputs = decode_inputs(pa_decode, arch)
+    out = pa_decode.pa_decode(**inputs, backend="emulate", arch=arch)
+    check_close(out, pa_decode.pa_decode(**inputs), f"decode on {arch}", MAX_DECODE_ERROR)
+    print(f"{arch}: paged decode agrees with its reference")
+
+
+def decode_inputs(pa_decode: ModuleType, arch: str) -> dict[str, Any]:
+    """Arguments of a call of paged decode, the cache in the FP8 of ``arch``."""
+    import torch
+
+    torch.manual_seed(0)
+    pages = [-(-context // PAGE) for context in CONTEXTS]
+    k, v = torch.randn(2, sum(pages), PAGE, DECODE_KV_HEADS, DECODE_HEAD_DIM)
+    flavour = pa_decode.FLAVOURS["fnuz" if arch == "gfx942" else "fn"]
+    (k8, k_scale), (v8, v_scale) = pa_decode.quantise_tensor(k, flavour), pa_decode.quantise_tensor(v, flavour)
+    table = torch.full((len(CONTEXTS), max(pages)), -1, dtype=torch.int32)
+    for sequence, (count, ids) in enumerate(zip(pages, torch.randperm(sum(pages)).split(pages), strict=True)):
+        table[sequence, :count] = ids
+    return {
+        "query": torch.randn(len(CONTEXTS) * QUERY_LENGTH, DECODE_HEADS, DECODE_HEAD_DIM).bfloat16(),
+        "k_cache": pa_decode.pack_k(k8),
+        "v_cache": pa_decode.pack_v(v8),
+        "block_tables": table,
+        "seq_lens": torch.tensor(CONTEXTS, dtype=torch.int32),
+        "softmax_scale": DECODE_HEAD_DIM**-0.5,
+        "query_length": QUERY_LENGTH,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
 
 
 def check(condition: bool, complaint: str) -> None:
@@ -168,11 +210,11 @@ def recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: 
     return o, state
 
 
-def check_close(got: Tensor, expected: Tensor, name: str) -> None:
+def check_close(got: Tensor, expected: Tensor, name: str, most: float = MAX_ERROR) -> None:
     """RMS of the difference, relative to the RMS of what is expected."""
     expected = expected.double()
     error = float((got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-    check(error <= MAX_ERROR, f"{name}: relative RMS error {error:.2e}, at most {MAX_ERROR:g}")
+    check(error <= most, f"{name}: relative RMS error {error:.2e}, at most {most:g}")
 
 
 def check_doctor(version: str) -> dict[str, Any]:

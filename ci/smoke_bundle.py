@@ -1,4 +1,4 @@
-"""Build the bundles that ci/prod_smoke.py runs: its four kernels for each architecture, compiled in this venv.
+"""Build the bundles that ci/prod_smoke.py runs: its kernels for each architecture, compiled in this venv.
 
 python ci/smoke_bundle.py OUT gfx942 gfx950
 """
@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pa_decode
 import prod_smoke
 from gdn_aot.bundle import kept_folder, write_bundle
 from gdn_aot.pool import compile_all
 from gdn_runtime import explain
 from gdn_runtime.tables import PACKAGED
+from pa_decode.schedule import planner_of
 
 
 def main() -> None:
@@ -22,7 +24,10 @@ def main() -> None:
     options = prod_smoke.call_options(pool, cu_seqlens)
     for arch in archs:
         chosen = explain(*data, **options, backend="emulate", arch=arch)
-        specs: tuple[Any, ...] = (chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output)
+        decode = pa_decode.explain(**prod_smoke.decode_inputs(pa_decode, arch), backend="emulate", arch=arch)
+        planner = planner_of(arch, len(prod_smoke.CONTEXTS))
+        specs: list[Any] = [chosen.l2norm, chosen.prepare, chosen.state_scan, chosen.output]
+        specs += [decode.attention, decode.reduce, planner]
         outcomes = compile_all(specs, kept=kept_folder(out))
         failures = [outcome.error for outcome in outcomes if outcome.error]
         if failures:

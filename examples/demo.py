@@ -1,4 +1,4 @@
-"""Gated DeltaNet prefill on this machine, checked: run it with ``./ci/nox -s demo``, or see ``--help``."""
+"""Gated DeltaNet prefill and paged decode on this machine, checked: ``./ci/nox -s demo``, or see ``--help``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 import torch
+from gdn_demo import decode
 from gdn_demo.check import Batch, measure
 from gdn_demo.layer import GROUP, Layer
 from gdn_demo.report import Report
 from gdn_demo.texts import MAX_TOKENS, MIN_TOKENS, prompts
 
 from gdn_runtime import UnsupportedError, env
+from gdn_runtime.arch import arch_of
 from gdn_runtime.spec import AMD_ARCHS
 
 DESCRIPTION = """\
@@ -22,7 +24,10 @@ Prefills a ragged batch of texts (the documentation of this project, a token
 per byte; one text is empty, one a single byte) through the Gated DeltaNet
 block, at the head size and head ratio of Qwen3.5. Every text goes in two
 passes over a state pool, and every backend that runs here is compared with
-the token-by-token recurrence in fp64, over the unbroken texts:
+the token-by-token recurrence in fp64, over the unbroken texts. Then the last
+four tokens of every text attend to a paged FP8 cache of an attention layer,
+all of it or a window, with sinks; compared with the definition in fp64 and
+with an oracle that rounds to FP8 as the kernels do:
 
   reference   plain torch, on the CPU
   triton      the GPU kernels: on a GPU if torch finds one, and on a smaller
@@ -49,6 +54,7 @@ def main() -> int:
         batch = batch_of(report, args.tokens, args.heads, args.seed)
     if args.backend in ("all", "reference"):
         run(report, batch, "reference", "cpu")
+        run_decode(report, args.tokens, args.seed, "reference", "cpu")
     if args.backend in ("all", "triton"):
         run_triton(report, batch, args)
     if args.backend in ("all", "emulate"):
@@ -79,6 +85,8 @@ def run_triton(report: Report, batch: Batch, args: argparse.Namespace) -> None:
         return
     if torch.cuda.is_available():
         run(report, batch, "triton", "cuda")
+        if arch_of(torch.device("cuda")).vendor == "nvidia" and arch_of(torch.device("cuda")).fp8 is not None:
+            run_decode(report, args.tokens, args.seed, "triton", "cuda")
         return
     report.notes.append("triton on a GPU (torch finds none)")
     missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
@@ -102,6 +110,7 @@ def run_emulator(report: Report, args: argparse.Namespace) -> None:
     with env.override(jit=True):
         for arch in AMD_ARCHS:
             run(report, batch, "emulate", "cpu", arch)
+            run_decode(report, SMALL_TOKENS, args.seed, "emulate", "cpu", arch)
 
 
 def run(report: Report, batch: Batch, backend: str, device: str, arch: str | None = None) -> None:
@@ -111,7 +120,14 @@ def run(report: Report, batch: Batch, backend: str, device: str, arch: str | Non
     except UnsupportedError as error:
         sys.exit(f"{backend} on {device}: {error}")
     report.rows += rows
-    report.explain[rows[0].device] = str(explanation)
+    report.explain[f"the first prefill on {rows[0].device}"] = str(explanation)
+
+
+def run_decode(report: Report, tokens: int, seed: int, backend: str, device: str, arch: str | None = None) -> None:
+    """Add the rows of paged decode on one backend."""
+    rows, explanation = decode.measure(prompts(tokens), backend, torch.device(device), arch, seed)
+    report.rows += rows
+    report.explain[f"decode with a window on {rows[0].device}"] = str(explanation)
 
 
 def interpreted(seed: int) -> str:

@@ -92,7 +92,7 @@ def measure(batch: Batch, backend: str, device: torch.device, arch: str | None =
 
     wanted_heads = [o[:cut] for o, cut in zip(batch.outputs, batch.cuts, strict=True)]
     wanted_tails = [o[cut:] for o, cut in zip(batch.outputs, batch.cuts, strict=True)]
-    where = _name(backend, explanation.arch, device)
+    where = device_name(backend, explanation.arch, device)
     return [
         Row(backend, where, "first prefill", relative_error(first.outputs, wanted_heads), BOUND, first.seconds),
         Row(backend, where, "continued", relative_error(second.outputs, wanted_tails), BOUND, second.seconds),
@@ -101,7 +101,8 @@ def measure(batch: Batch, backend: str, device: torch.device, arch: str | None =
     ], explanation
 
 
-def _name(backend: str, arch: str, device: torch.device) -> str:
+def device_name(backend: str, arch: str, device: torch.device) -> str:
+    """Where a backend ran, for the report."""
     if device.type == "cuda":
         return f"{arch}, {torch.cuda.get_device_name(device)}"
     return "interpreter" if backend == "triton" else arch

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import env
+from ..codeobject.source import capturing
 from ..errors import value_error
 from ..spec import HEAD_DIM
 from .checks import INDEX_DTYPES, STATE_DTYPES, check_contiguous, check_flag, check_tensor
@@ -44,7 +45,7 @@ class StateArguments:
         """Raise ValueError for a slot outside [-1, slots) or used twice. Copies indices to the host: synchronises."""
         if self.indices is None or self.initial_state is None:
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if capturing():
             raise RuntimeError("check_indices: got a CUDA graph capture, expected none (the check reads device memory)")
         slots = self.initial_state.shape[0]
         values = self.indices.tolist()

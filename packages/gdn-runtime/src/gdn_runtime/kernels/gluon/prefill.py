@@ -7,7 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import torch
+from triton.runtime import driver
 
+from ...errors import CaptureError
 from ...spec import CHUNK, HEAD_DIM
 from ..triton.common import row_strides
 from .common import RAGGED
@@ -35,6 +37,8 @@ class _Loaded:
     def __call__(
         self, spec: FastPrefillSpec, device: torch.device, states_on_16_bytes: bool, indices: Tensor | None
     ) -> Kernels:
+        """The kernels of ``spec``, compiled and loaded at the first call. ``device`` is current. CaptureError if they
+        are not there and a stream is being captured."""
         index_bytes = 0 if indices is None else indices.element_size()
         key = (id(spec), device.index, states_on_16_bytes, index_bytes)
         found = self._known.get(key)
@@ -42,6 +46,8 @@ class _Loaded:
             with self._lock:
                 found = self._known.get(key)
                 if found is None:
+                    if torch.cuda.is_current_stream_capturing():
+                        raise CaptureError("compiling the kernels of the fast path")
                     index_type = "*i64" if index_bytes == 8 else "*i32"
                     found = spec, load(spec, states_on_16_bytes=states_on_16_bytes, index_type=index_type)
                     self._known[key] = found
@@ -105,8 +111,14 @@ def prefill(
 ) -> None:
     """Launch the block on the current stream of the current device, that of the data: q, k [B,T,Hg,128], v [B,T,H,128],
     g fp32 and beta [B,T,H] -> o [B,T,H,128] and ``final_state``. Rows past a sequence are neither read into a result
-    nor written. ``final_state`` may be ``initial_state``: all of it is read before any of it is written."""
+    nor written. ``final_state`` may be ``initial_state``: all of it is read before any of it is written. Raises
+    CaptureError, before anything is allocated, if a stream is being captured and the kernels are not loaded."""
     num_heads, chunks, is_varlen = spec.num_heads, plan.total_chunks, plan.is_varlen
+    in_stride, out_stride = (0 if x is None else x.stride(0) for x in (initial_state, final_state))
+    on_16_bytes = not (in_stride | out_stride) & 7 and not any(
+        x.data_ptr() & 15 for x in (initial_state, final_state) if x is not None
+    )
+    kernels = LOADED(spec, v.device, on_16_bytes, state_indices)
     if scale < 0:  # the scan takes its logarithm
         q, scale = -q, -scale
     factors = (scale, math.log2(scale) if scale else -math.inf)
@@ -123,10 +135,6 @@ def prefill(
 
     pool = initial_state if initial_state is not None else final_state
     slots = 0 if pool is None else pool.shape[0]
-    in_stride, out_stride = (0 if x is None else x.stride(0) for x in (initial_state, final_state))
-    on_16_bytes = not (in_stride | out_stride) & 7 and not any(
-        x.data_ptr() & 15 for x in (initial_state, final_state) if x is not None
-    )
     unit = 8 if on_16_bytes else 1
     in_stride, out_stride = in_stride // unit, out_stride // unit
     initial, final, indices, mask, cu_seqlens, chunk_offsets, sequence_ids, chunk_ids = (
@@ -142,8 +150,7 @@ def prefill(
             plan.chunk_ids,
         )
     )
-    kernels = LOADED(spec, v.device, on_16_bytes, state_indices)
-    stream = torch.cuda.current_stream(v.device).cuda_stream
+    stream = driver.active.get_current_stream(v.device.index)
     lengths = (plan.seq_len, plan.max_seq_chunks)
 
     tables = (cu_seqlens, sequence_ids, chunk_ids)

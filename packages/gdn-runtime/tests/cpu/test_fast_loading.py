@@ -23,6 +23,12 @@ GPU = torch.device("cuda", 0)
 SLOTS = torch.zeros(1, dtype=torch.int32)
 
 
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; without one torch cannot be asked."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was compiled, instead of compiling it."""

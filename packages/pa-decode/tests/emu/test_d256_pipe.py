@@ -16,6 +16,7 @@ from pa_decode import pack_k, pack_v
 from pa_decode.layouts import unpack_k, unpack_v
 from pa_testing.attention import attend, check_partials, flavour, work_of
 from pa_testing.pipe_cases import CASES, STALE, TWINS, arch_of, problem, spec_for, tasks
+from pa_testing.probes import at_the_end
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -227,3 +228,16 @@ def test_an_empty_plan_touches_nothing() -> None:
     work = work_of(inputs, 2)
     got = attend(inputs, spec_for(name, inputs), work)
     assert all(part.isnan().all() for part in vars(got).values())
+
+
+@pytest.mark.parametrize("name", TWINS[1])
+def test_a_context_beyond_its_table_reads_nothing_behind_it(name: str) -> None:
+    """The caller's fault, but not one that reads other memory or touches other sequences. The table ends with its
+    memory."""
+    inputs = problem(name, [70, 900], window=700)
+    short = dataclasses.replace(inputs, block_tables=at_the_end(inputs.block_tables[:, : 300 // CASES[name]["page"]]))
+    work, spec = work_of(inputs, 6), spec_for(name, inputs)
+    own = work[:, 0] == 0
+    expected, got = (attend(x, spec, work) for x in (inputs, short))
+    for one, other in zip(vars(expected).values(), vars(got).values(), strict=True):
+        assert torch.equal(one[:, own].view(torch.uint8), other[:, own].view(torch.uint8))

@@ -196,3 +196,13 @@ def test_large_block_ids() -> None:
     )
     assert k.numel() > 2**31 and heads == low.num_kv_heads
     assert torch.equal(run(high), run(low))
+
+
+@pytest.mark.parametrize("query_length", [1, 4, 8])
+def test_windows_longer_than_any_context_are_none(query_length: int) -> None:
+    """In 32 bits the beginning of such a window is below -2^31 for contexts shorter than the query."""
+    inputs = problem([1, 2, 5, 300], query_length=query_length, group=4, page=64)
+    expected = run(inputs)
+    assert near(expected, inputs)
+    for window in (300, 2**31 - 1, 2**40):
+        assert torch.equal(run(replace(inputs, window=window)), expected)

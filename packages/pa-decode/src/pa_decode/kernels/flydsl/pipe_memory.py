@@ -131,9 +131,11 @@ class LargePages(Pages):
 
     def start(self, first, last):
         """(cursor, page of tile ``first``, ids of the next), ``last`` the wave's last tile."""
-        at = self._position(first)
+        # A context longer than its row of the table, which is the caller's fault, reads nothing behind the row.
+        end = (self.args.table_width - fx.Int32(1)) * fx.Int32(ID_BYTES)
+        at = at_most(self._position(first), end)
         cursor = {"at": at, "key": self.key_at, "value": self.value_at}
-        self.last = self._position(last)
+        self.last = at_most(self._position(last), end)
         page = self.page(self._id(at))
         return cursor, page
 

@@ -65,18 +65,20 @@ def _view(memory, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr
 
 @gluon.jit
 def _task(work_info, slot, window, WINDOWED: gl.constexpr, QUERY_LENGTH: gl.constexpr):
-    """Sequence, context, first visible token of the sequence, first token of the first step, number of steps."""
+    """Sequence, context, its window, its first visible token, first token of the first step, number of steps."""
     sequence = gl.load(work_info + slot * 4)
     first = gl.load(work_info + slot * 4 + 1)
     end = gl.load(work_info + slot * 4 + 2)
     context = gl.load(work_info + slot * 4 + 3)
     low = 0
     if WINDOWED:
+        # A window as long as the context is none; so cut, no difference leaves 32 bits.
+        window = gl.minimum(window, context)
         low = gl.maximum(context - QUERY_LENGTH - window + 1, 0)
     begin = gl.maximum(first * PLAN_TILE, low // TOKENS * TOKENS)
     stop = gl.minimum(end * PLAN_TILE, context)
     steps = gl.where(end > first, (stop - begin + TOKENS - 1) // TOKENS, 0)
-    return sequence, context, low, begin, steps
+    return sequence, context, window, low, begin, steps
 
 
 @gluon.jit
@@ -90,7 +92,7 @@ def _produce(
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         head = item % num_kv_heads
-        sequence, context, low, begin, steps = _task(work_info, item // num_kv_heads, window, WINDOWED, QUERY_LENGTH)
+        sequence, context, _, low, begin, steps = _task(work_info, item // num_kv_heads, window, WINDOWED, QUERY_LENGTH)
         table = block_tables + sequence * table_stride
         last = gl.minimum((context - 1) // PAGE, table_width - 1)
         for i in range(steps):
@@ -266,7 +268,7 @@ def _consume(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         slot = item // num_kv_heads
         head = item % num_kv_heads
-        sequence, context, low, begin, steps = _task(work_info, slot, window, WINDOWED, QUERY_LENGTH)
+        sequence, context, task_window, low, begin, steps = _task(work_info, slot, window, WINDOWED, QUERY_LENGTH)
         if steps > 0:
             factor = softmax_scale * LOG2_E
             v_unit = 1.0
@@ -296,7 +298,7 @@ def _consume(
             seen_to = context - QUERY_LENGTH + 1 + query_of_row
             seen_from = gl.zeros_like(seen_to)
             if WINDOWED:
-                seen_from = seen_to - window
+                seen_from = seen_to - task_window
 
             reference = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, S))
             total = gl.zeros([TOKENS, ROWS], gl.float32, S)
@@ -315,7 +317,7 @@ def _consume(
                     s *= k_scales[:, None]
                 whole = first + TOKENS <= context - QUERY_LENGTH + 1
                 if WINDOWED:
-                    whole &= first >= context - window
+                    whole &= first >= context - task_window
                 if not whole:
                     here = (first + token)[:, None]
                     s = gl.where((here < seen_to[None, :]) & (here >= seen_from[None, :]), s, float("-inf"))

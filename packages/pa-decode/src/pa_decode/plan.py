@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gdn_runtime.codeobject.source import capturing
 from gdn_runtime.errors import CaptureError, type_error, value_error
+from gdn_runtime.ops.checks import check_apart
 from gdn_runtime.ops.library import register, traced
 from gdn_runtime.spec import Backend
 
@@ -56,9 +57,9 @@ class DecodePlan:
     reduce_info: Tensor
     backend: Backend
     planner: PlannerSpec = field(repr=False)
-    warm: dict[Any, Any] = field(default_factory=dict, repr=False)
+    warm: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # a copy has its own
     """What the first call of a kind over this plan worked out, for the others: see ops.warm."""
-    seen: dict[int, Any] = field(default_factory=dict, repr=False)
+    seen: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
     """The last call with each cache, by identity."""
 
     @property
@@ -81,6 +82,7 @@ class DecodePlan:
         """Write the tasks of other lengths, int32 [batch] on the plan's device, into the same tensors.
 
         It launches one kernel on the current stream and waits for nothing, unless the plan is of the reference.
+        TypeError or ValueError for other lengths and for those in the memory of the plan, before anything is written.
         """
         check_seq_lens(seq_lens, batch=self.batch, device=self.work_info.device)
         write = _write_op if traced() else _write
@@ -128,8 +130,8 @@ def _write(
     backend: str,
     arch: str,
 ) -> None:
-    """pa_decode::write_plan, for lengths that were checked: by the planner kernel, or with the reference on the
-    host."""
+    """pa_decode::write_plan, for lengths of the right form: by the planner kernel, or on the host."""
+    check_apart("seq_lens", seq_lens, {"work_info of the plan": work_info, "reduce_info of the plan": reduce_info})
     batch, capacity = seq_lens.shape[0], work_info.shape[0]
     if backend != "reference":
         spec = planner_of(arch, batch)
@@ -225,19 +227,20 @@ class DecodeWorkspace:
     """The partials of the calls over a plan: ``partial_out`` [Hkv, capacity, R, D] of the query's dtype,
     ``partial_max`` and ``partial_sum`` fp32 [Hkv, capacity, R]. One call at a time: two streams need two.
 
-    ``facts``: shapes, dtypes and devices, for comparing.
+    ``facts``: shapes, dtypes and devices, for comparing. ``spans``: addresses and bytes, none while tracing.
     """
 
     partial_out: Tensor
     partial_max: Tensor
     partial_sum: Tensor
     facts: tuple[Any, ...] = field(init=False, repr=False)
+    spans: tuple[tuple[int, int], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """TypeError or ValueError for what is no workspace of any plan."""
-        facts = []
-        for name in ("partial_out", "partial_max", "partial_sum"):
-            tensor = getattr(self, name)
+        facts: list[Any] = []
+        before: dict[str, Tensor | None] = {}
+        for name, tensor in self.parts.items():
             if not isinstance(tensor, Tensor):
                 raise type_error(name, type(tensor).__name__, "a torch.Tensor")
             if not tensor.is_contiguous():
@@ -246,8 +249,17 @@ class DecodeWorkspace:
                 raise value_error(
                     f"{name}.data_ptr()", hex(tensor.data_ptr()), f"an address that is a multiple of {PACK}"
                 )
+            check_apart(name, tensor, before)
+            before[name] = tensor
             facts.append((tuple(tensor.shape), tensor.dtype, tensor.device))
+        spans = () if traced() else tuple((x.data_ptr(), x.numel() * x.element_size()) for x in self.parts.values())
         object.__setattr__(self, "facts", tuple(facts))
+        object.__setattr__(self, "spans", spans)
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {name: getattr(self, name) for name in ("partial_out", "partial_max", "partial_sum")}
 
     def check(self, capacity: int, geometry: DecodeGeometry, device: torch.device) -> None:
         """ValueError unless this fits calls of ``geometry`` over plans of ``capacity`` on ``device``."""

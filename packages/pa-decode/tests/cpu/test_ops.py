@@ -357,6 +357,64 @@ def test_an_output_in_the_memory_of_plan_or_workspace(oracle: OracleKernels, nam
     assert close(pa_decode(**given, out=beside), inputs)
 
 
+INPUTS = ("query", "k_cache", "v_cache", "block_tables", "seq_lens", "k_scale", "v_scale", "sinks")
+
+
+@pytest.mark.parametrize("name", [*INPUTS, "work_info", "reduce_info"])
+@pytest.mark.parametrize("part", ["partial_out", "partial_max", "partial_sum"])
+def test_a_workspace_in_the_memory_of_something_else(oracle: OracleKernels, name: str, part: str) -> None:
+    """A kernel would write what it reads. Cold and warm, and through the op; a few bytes in common are enough."""
+    inputs = problem(sinks=True, scale_mode="token")
+    plan, good = planned(inputs)
+    out = torch.empty_like(inputs.query)
+    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=good)
+    for _ in range(3):
+        assert close(pa_decode(**given), inputs) and pa_decode(**given, out=out) is out
+    scratch = getattr(good, part)
+    read = getattr(plan, name) if name.endswith("info") else given[name]
+    size = scratch.numel() * scratch.element_size()
+    behind = read.untyped_storage().nbytes()
+    memory = torch.zeros(size + behind + 32, dtype=torch.uint8)
+    start = -memory.data_ptr() % 16
+    of_scratch = memory[start : start + size].view(scratch.dtype).view(scratch.shape)
+    workspace = replace(good, **{part: of_scratch.fill_(torch.nan)})
+    assert close(pa_decode(**(given | {"workspace": workspace})), inputs)
+
+    def place(at: int) -> dict[str, Any]:
+        flat = memory[at : at + behind].view(read.dtype)
+        moved = flat[read.storage_offset() :].as_strided(read.shape, read.stride())
+        moved.view(torch.uint8).copy_(read.view(torch.uint8)) if read.is_contiguous() else moved.copy_(read)
+        return {"plan": replace(plan, **{name: moved})} if name.endswith("info") else {name: moved}
+
+    end = start + size
+    beside = place(-(-end // 16) * 16)
+    assert close(pa_decode(**(given | {"workspace": workspace} | beside)), inputs)
+    over = given | {"workspace": workspace} | place((end - 1) // 16 * 16 - 16)
+    oracle.launches.clear()
+    before = memory.clone()
+    where = f"{name} of the plan" if name.endswith("info") else name
+    message = f"{part} of the workspace: got memory shared with {where}, expected memory of its own"
+    for call in (pa_decode, explain):
+        with pytest.raises(ValueError, match=message):
+            call(**over)
+        with pytest.raises(ValueError, match=message):
+            call(**over, out=out)
+    moved = replace(inputs, **{key: over[key] for key in INPUTS})
+    with pytest.raises(ValueError, match=message):
+        torch.ops.pa_decode.decode_out.default(*_op_arguments(moved, over["plan"], workspace))
+    assert not oracle.launches and torch.equal(memory, before)
+
+
+def test_parts_of_a_workspace_are_apart(oracle: OracleKernels) -> None:
+    _, workspace = planned(problem())
+    count = workspace.partial_max.numel()
+    both = torch.empty(2 * count)
+    shape = workspace.partial_max.shape
+    apart = replace(workspace, partial_max=both[:count].view(shape), partial_sum=both[count:].view(shape))
+    with pytest.raises(ValueError, match="partial_sum: got memory shared with partial_max, expected memory of its own"):
+        replace(apart, partial_sum=both[4 : count + 4].view(shape))
+
+
 def _other_plan(inputs: reference.DecodeInputs) -> tuple[DecodePlan, Any]:
     geometry = geometry_of(inputs, compute_units=256)
     return plan_decode(inputs.seq_lens, geometry, budget=12, backend="emulate"), geometry

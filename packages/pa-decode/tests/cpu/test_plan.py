@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,25 @@ def test_refresh_checks_lengths() -> None:
     with pytest.raises(TypeError, match=r"seq_lens.dtype: got torch.int64"):
         plan.refresh(lengths(1, 2, 3, 4).long())
     check(plan, lengths(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["work_info", "reduce_info"])
+def test_refresh_refuses_lengths_in_the_memory_of_the_plan(name: str) -> None:
+    """It would read what it writes."""
+    plan = plan_decode(lengths(1, 2, 3, 4), geometry())
+    own = getattr(plan, name).flatten()
+    message = f"seq_lens: got memory shared with {name} of the plan, expected memory of its own"
+    for given in (own[:4], own[-4:]):
+        with pytest.raises(ValueError, match=message):
+            plan.refresh(given)
+        numbers = plan.max_partitions, plan.window, plan.query_length, plan.backend, plan.planner.arch
+        with pytest.raises(ValueError, match=message):
+            torch.ops.pa_decode.write_plan.default(given, plan.work_info, plan.reduce_info, *numbers)
+    check(plan, lengths(1, 2, 3, 4))
+    memory = torch.zeros(own.numel() + 4, dtype=torch.int32)  # beside it is not in it
+    beside = replace(plan, **{name: memory[:-4].view(getattr(plan, name).shape)})
+    beside.refresh(memory[-4:].copy_(lengths(9, 0, 1, 300)))
+    check(beside, lengths(9, 0, 1, 300))
 
 
 def test_single_tile_plans_say_so() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,7 +30,8 @@ CuSeqlens = Tensor | Sequence[int] | None
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """The checked arguments of one call. ``geometry`` is None for an empty batch."""
+    """The checked arguments of one call. ``geometry`` is None for an empty batch; ``inputs`` are the tensors that are
+    read, by name."""
 
     query: Tensor
     k_cache: Tensor
@@ -48,6 +49,7 @@ class DecodeCall:
     target: Target
     facts: CacheFacts
     geometry: DecodeGeometry | None
+    inputs: Mapping[str, Tensor | None]
 
 
 def check_call(
@@ -85,13 +87,13 @@ def check_call(
     flavour = parse_arch(target.arch).fp8
     assert flavour is not None, "choose_target refuses architectures without FP8"
     check_flavour(k_cache.dtype, flavour)
-    tensors: dict[str, Tensor | None] = {"query": q, "sinks": sinks}
+    inputs: dict[str, Tensor | None] = {"query": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks}
+    inputs |= {"block_tables": table, "seq_lens": lengths}
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        tensors[name] = scale if isinstance(scale, Tensor) else None
+        inputs[name] = scale if isinstance(scale, Tensor) else None
     if out is not None:
-        others = {"k_cache": k_cache, "v_cache": v_cache, "block_tables": table, "seq_lens": lengths}
-        check_output_buffer(out, q, {**tensors, **others}, name="out")
-    check_no_grad(**tensors, out=out)
+        check_output_buffer(out, q, inputs, name="out")
+    check_no_grad(**inputs, out=out)
     geometry = None
     if batch:
         geometry = DecodeGeometry(
@@ -126,24 +128,27 @@ def check_call(
         target,
         facts,
         geometry,
+        inputs,
     )
 
 
-def check_made(out: Tensor | None, plan: object, workspace: object) -> None:
-    """What a caller made for a call, or None: TypeError for something else, ValueError for an ``out`` in its memory."""
-    others: dict[str, Tensor | None] = {}
+def check_made(inputs: Mapping[str, Tensor | None], out: Tensor | None, plan: object, workspace: object) -> None:
+    """What a caller made for a call, or None: TypeError for something else, ValueError if what a call writes, ``out``
+    and the workspace, is in the memory of anything else."""
+    made: dict[str, Tensor | None] = {}
     if plan is not None:
         if not isinstance(plan, DecodePlan):
             raise type_error("plan", type(plan).__name__, "a DecodePlan or None")
-        others |= {"work_info of the plan": plan.work_info, "reduce_info of the plan": plan.reduce_info}
+        made |= {"work_info of the plan": plan.work_info, "reduce_info of the plan": plan.reduce_info}
     if workspace is not None:
         if not isinstance(workspace, DecodeWorkspace):
             raise type_error("workspace", type(workspace).__name__, "a DecodeWorkspace or None")
-        parts = workspace.partial_out, workspace.partial_max, workspace.partial_sum
-        names = (f"partial_{part} of the workspace" for part in ("out", "max", "sum"))
-        others |= dict(zip(names, parts, strict=True))
+        parts = {f"{name} of the workspace": part for name, part in workspace.parts.items()}
+        for name, part in parts.items():
+            check_apart(name, part, {**inputs, **made})
+        made |= parts
     if out is not None:
-        check_apart("out", out, others)
+        check_apart("out", out, made)
 
 
 def _check_query(query: object, facts: CacheFacts, device: torch.device) -> Tensor:

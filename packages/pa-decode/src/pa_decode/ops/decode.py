@@ -70,8 +70,8 @@ def pa_decode(
         window_left: the same as tokens before the own one, -1 is off; instead of ``sliding_window``.
         plan: from ``plan_decode``. None makes one for this call.
         workspace: from ``make_workspace``. None allocates one for this call.
-        out: [B QL, Hq, D] of the query's dtype, written and returned. Its memory is nobody else's: no input's, and not
-            that of plan or workspace.
+        out: [B QL, Hq, D] of the query's dtype, written and returned. Its memory, and that of the workspace, is nobody
+            else's: no input's, and not that of the plan.
         backend: "auto", "reference" (torch, any device), "triton" (NVIDIA), "flydsl" (AMD), "emulate" (AMD's code on
             CPU tensors, for tests).
         kernel: "auto" or the name of an attention kernel: "d256_pipe", "hopper", "attention".
@@ -101,7 +101,8 @@ def pa_decode(
         if (
             warm is not None
             and warm.settings is env.settings()
-            and (out is None or warm.apart(out, tensors, plan, workspace))
+            # Without a key all but the query are the very tensors of a call before.
+            and warm.apart(tensors, plan, workspace, same=key is None and out is None)
         ):
             if out is None:
                 out = torch.empty_like(warm.out)
@@ -140,7 +141,7 @@ def explain(
     given = {"softmax_scale": 1.0, **_DEFAULTS, **options}
     plan, workspace = given.pop("plan"), given.pop("workspace")
     call = check_call(query, k_cache, v_cache, block_tables, seq_lens, **given)
-    check_made(call.out, plan, workspace)
+    check_made(call.inputs, call.out, plan, workspace)
     found = explanation(call, plan)
     if workspace is not None and plan is not None and call.geometry is not None:
         workspace.check(plan.capacity, call.geometry, call.query.device)
@@ -152,7 +153,7 @@ _DEFAULTS: dict[str, Any] = pa_decode.__kwdefaults__ or {}
 
 def _run(call: DecodeCall, plan: DecodePlan | None, workspace: DecodeWorkspace | None, key: Any = None) -> Tensor:
     """Select, allocate and launch a checked call; keep what it worked out under ``key`` of the plan."""
-    check_made(call.out, plan, workspace)
+    check_made(call.inputs, call.out, plan, workspace)
     query, device = call.query, call.query.device
     if call.geometry is None:
         return torch.empty_like(query) if call.out is None else call.out
@@ -251,7 +252,7 @@ def _call_op(
     arch: str | None,
 ) -> Tensor:
     """The call as one op of a traced graph, which checks its arguments when it runs."""
-    check_made(out, plan, workspace)
+    check_made({}, out, plan, workspace)
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     scales = (_tensor(k_scale, query.device), _tensor(v_scale, query.device))

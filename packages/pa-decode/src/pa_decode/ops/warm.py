@@ -84,7 +84,7 @@ class WarmDecode:
             reduce, choice.reduce.grid(plan.batch, heads), (*strides, heads, plan.capacity, plan.batch)
         )
         inputs = query, call.k_cache, call.v_cache, table, call.k_scale, call.v_scale, call.sinks, call.seq_lens
-        self._spans = tuple(_span(x) for x in (*inputs, *_made(plan, workspace)))
+        self._spans = tuple(_span(x) for x in (*inputs, plan.work_info, plan.reduce_info))
         self._out_span = _span(out)
         with torch.inference_mode(False):
             self.out = torch.empty((), dtype=query.dtype, device=query.device).expand(query.shape)
@@ -106,21 +106,31 @@ class WarmDecode:
         self._attention(query, k_cache, v_cache, block_tables, k_scale, v_scale, plan.work_info, o, m, s)
         self._reduce(o, m, s, plan.reduce_info, sinks, out)
 
-    def apart(self, out: Tensor, tensors: tuple[Any, ...], plan: DecodePlan, workspace: DecodeWorkspace) -> bool:
-        """Whether a caller's output, the last of the ``tensors`` of its call, shares no memory with the others, the
-        plan and the workspace."""
-        start = out.data_ptr()
-        end = start + self._out_span
-        for x, size in zip((*tensors[:-1], *_made(plan, workspace)), self._spans, strict=True):
-            if x is not None:
-                first = x.data_ptr()
-                if start < first + size and first < end:
-                    return False
-        return True
+    def apart(self, tensors: tuple[Any, ...], plan: DecodePlan, workspace: DecodeWorkspace, *, same: bool) -> bool:
+        """Whether what a call writes, the workspace and an output of the caller's (the last of ``tensors``), shares no
+        memory with anything else. ``same``: but for the query all is as in a call before, and there is no output."""
+        *inputs, out = tensors
+        scratch = workspace.spans
+        if same:
+            return _apart([(inputs[0].data_ptr(), self._spans[0])], scratch)
+        read = [
+            (x.data_ptr(), size)
+            for x, size in zip((*inputs, plan.work_info, plan.reduce_info), self._spans, strict=True)
+            if x is not None
+        ]
+        if out is None:
+            return _apart(read, scratch)
+        written = [(out.data_ptr(), self._out_span)]
+        return _apart(read, scratch) and _apart(read, written) and _apart(scratch, written)
 
 
-def _made(plan: DecodePlan, workspace: DecodeWorkspace) -> tuple[Tensor, ...]:
-    return plan.work_info, plan.reduce_info, workspace.partial_out, workspace.partial_max, workspace.partial_sum
+def _apart(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Whether none of ``some`` (address, bytes) overlaps one of ``others``."""
+    for first, size in some:
+        for start, length in others:
+            if first < start + length and start < first + size:
+                return False
+    return True
 
 
 class Seen:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .metadata import ChunkSchedule
 
 
+MAX_WARM = 64
+"""Bound of ``ChunkPlan.warm``: layers of a model share a signature, but plans of dense calls live as long as the
+process, and a caller may hand in a pool of another size each time."""
+
+
 def cdiv(a: int, b: int) -> int:
     """Ceiling of a / b for b > 0."""
     return -(-a // b)
@@ -43,6 +48,12 @@ class ChunkPlan:
     sequence_ids: Tensor | None = None
     chunk_ids: Tensor | None = None
     warm: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def remember(self, key: Hashable, value: object) -> None:
+        """Put ``value`` into ``warm``, emptied before if it is full."""
+        if len(self.warm) >= MAX_WARM:
+            self.warm.clear()
+        self.warm[key] = value
 
     @staticmethod
     @functools.lru_cache(maxsize=256)

@@ -57,6 +57,7 @@ CHANGES: list[Any] = [
     ("k", lambda x: x.repeat(1, 1, 2, 1)[:, :, :3], ValueError),
     ("k", lambda x: torch.stack((x, x), -1)[..., 0], ValueError),
     ("k", lambda x: x[:, :-5], ValueError),
+    ("k", lambda x: x[0, 0, 0], ValueError),
     ("w", lambda x: x.to("meta"), ValueError),
     ("w", lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), ValueError),
     ("u", lambda x: x.float(), TypeError),
@@ -82,6 +83,7 @@ CHANGES: list[Any] = [
     ("num_decodes", lambda x: False, TypeError),
     ("chunk_size", lambda x: 32, UnsupportedError),
     ("backend", lambda x: "flydsl", UnsupportedError),
+    ("backend", lambda x: ["reference"], TypeError),
     ("kernel", lambda x: "vk", UnsupportedError),
     ("block_v", lambda x: 32, UnsupportedError),
 ]
@@ -96,7 +98,7 @@ def test_refused_after_a_legal_call(name: str, change: Any, error: type[Exceptio
     chunk_gated_delta_rule_fwd_h(**args)
     chunk_gated_delta_rule_fwd_h(**args)
     assert len(plan_of(args).warm) == 1
-    with pytest.raises(error):
+    with pytest.raises(error, match=": got "):
         chunk_gated_delta_rule_fwd_h(**args | {name: None if change is None else change(args.get(name))})
 
 
@@ -140,6 +142,26 @@ def test_a_warm_call_gives_what_a_cold_one_gives() -> None:
             assert a is not None and b is not None and a.data_ptr() != b.data_ptr()
             assert_bitwise_equal(a, b, name)
             assert a.is_contiguous()
+
+
+def test_a_cold_call_allocates_its_outputs_and_no_more(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are the largest tensor of a prefill: not once more to look at."""
+    made: list[int] = []
+
+    def noting(allocate: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            x: Tensor = allocate(*args, **kwargs)
+            made.append(x.numel())
+            return x
+
+        return noted
+
+    for name in ("empty", "empty_like", "zeros"):
+        monkeypatch.setattr(torch, name, noting(getattr(torch, name)))
+    args = packed() | {"backend": "emulate", "arch": "gfx950"}
+    made.clear()
+    h, v_new, _ = chunk_gated_delta_rule_fwd_h(**args)
+    assert v_new is not None and sorted(n for n in made if n > 1) == sorted((h.numel(), v_new.numel()))
 
 
 # ------------------------------------------------------------------------------------------------ launches

@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from ..spec import (
     VkStateScanSpec,
     VSplitScanSpec,
 )
+from .states import StateArguments
 
 _WHERE: dict[Backend, str] = {
     "reference": "gdn_runtime.reference",
@@ -158,6 +159,32 @@ def tprime_stages(name: Backend) -> TPrimeStages:
     """``stages`` of a backend that launches code objects."""
     assert name in CODE_OBJECT_BACKENDS
     return cast(TPrimeStages, stages(name))
+
+
+Launch: TypeAlias = Callable[..., None]
+"""launch(plan, k, w, u, g, gk, h, v_new, initial_state, final_state, state_indices, has_initial_state)"""
+
+
+def bind_state_scan(
+    name: Backend, spec: OptStateScanSpec | VkStateScanSpec, plan: ChunkPlan, k: Tensor, states: StateArguments
+) -> Launch:
+    """K5 on a backend that launches code objects, for calls over ``plan`` like this one: shapes, strides, dtypes."""
+    assert name in CODE_OBJECT_BACKENDS
+    backend: Any = stages(name)
+    if states.in_place:
+        assert states.initial_state is not None
+        final_stride = states.initial_state.stride(0) * states.initial_state.element_size()
+    else:
+        final_stride = backend.new_state_stride(spec) if states.store_final else 0
+    bound: Launch = backend.bind_state_scan(
+        plan,
+        k,
+        initial_state=states.initial_state,
+        final_stride=final_stride,
+        state_indices=states.indices,
+        spec=spec,
+    )
+    return bound
 
 
 @functools.cache

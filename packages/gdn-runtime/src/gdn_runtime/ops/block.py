@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .. import env
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan
 from ..select import Explanation, Request, Selection, select
@@ -26,11 +25,12 @@ from ..spec import (
     VSplitScanSpec,
 )
 from . import checks
-from .backends import fast_prefill, make_ready, stages, tprime_stages
+from .backends import bind_state_scan, fast_prefill, make_ready, stages, tprime_stages
 from .library import register, traced
 from .problem import make_problem
 from .sequences import Sequences, check_sequences, plan_from_op_arguments
 from .states import StateArguments, check_states, wants_index_check
+from .warm import WarmBlock, find_block
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class BlockCall:
     g: Tensor
     beta: Tensor
     o: Tensor | None
-    sequences: Sequences
     states: StateArguments
     scale: float
     snapshot_dtype: torch.dtype
@@ -127,7 +126,32 @@ def chunk_gated_delta_rule(
             before anything is launched; nothing of the caller's is changed. RuntimeError for varlen calls without
             metadata during CUDA graph capture.
     """
-    call = _check(
+    as_op = traced()
+    plan = key = None
+    # As in chunk_gated_delta_rule_fwd_h: 1 == True, and values of other types go through the checks.
+    if (
+        not as_op
+        and type(output_final_state) is type(use_qk_l2norm_in_kernel) is type(use_exp2) is bool
+        and type(num_decodes) is type(num_decode_tokens) is int
+        and (scale is None or type(scale) is float)
+        and (inplace_final_state is None or type(inplace_final_state) is bool)
+        and (check_indices is None or type(check_indices) is bool)
+    ):
+        plan, key, warm = find_block(
+            q, k, v, g, beta, o, initial_state, cu_seqlens, prefill_metadata, seq_lens_cpu, num_decodes,
+            num_decode_tokens,
+            (
+                scale, output_final_state, use_qk_l2norm_in_kernel, state_dtype, snapshot_dtype, use_exp2,
+                inplace_final_state, check_indices, backend, prepare_backend, arch,
+                initial_state_indices is None, has_initial_state is None,
+            ),
+        )  # fmt: skip
+        if plan is not None and warm is not None and warm.fits(initial_state_indices, has_initial_state):
+            states = StateArguments(initial_state, initial_state_indices, has_initial_state, *warm.states)
+            call = BlockCall(q, k, v, g, beta, o, states, *warm.options)
+            _check_output(call, cu_seqlens)
+            return _run(call, plan, warm)
+    call, sequences = _check(
         q,
         k,
         v,
@@ -154,15 +178,15 @@ def chunk_gated_delta_rule(
         prepare_backend=prepare_backend,
         arch=arch,
     )
-    if traced():
-        return _call_op(call)
-    plan = call.sequences.plan()
-    selection = _ready_selection(call, plan)
+    if as_op:
+        return _call_op(call, sequences)
+    plan = sequences.plan()
+    warm = _make_warm(call, plan)
     if call.check_indices:
         call.states.check_index_values()
-    out, final_state = _allocate(call)
-    _launch(call, plan, selection, out, final_state)
-    return out, final_state
+    elif key is not None:
+        plan.remember(key, warm)
+    return _run(call, plan, warm)
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Explanation:
@@ -171,8 +195,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options:
     unknown = options.keys() - _DEFAULTS.keys()
     if unknown:
         raise TypeError(f"explain: got {sorted(unknown)}, expected arguments of chunk_gated_delta_rule")
-    call = _check(q, k, v, g, beta, **{**_DEFAULTS, **options})
-    return _select(call, call.sequences.plan())
+    call, sequences = _check(q, k, v, g, beta, **{**_DEFAULTS, **options})
+    return _select(call, sequences.plan())
 
 
 _DEFAULTS: dict[str, Any] = chunk_gated_delta_rule.__kwdefaults__ or {}
@@ -205,7 +229,7 @@ def _check(
     backend: str,
     prepare_backend: str | None,
     arch: str | None,
-) -> BlockCall:
+) -> tuple[BlockCall, Sequences]:
     checks.check_rank("q", q, "B,T,Hg,K")
     checks.check_rank("k", k, "B,T,Hg,K")
     checks.check_rank("v", v, "B,T,H,V")
@@ -244,27 +268,13 @@ def _check(
         num_heads=num_heads,
         device=device,
     )
-    if o is not None:
-        inputs = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "g": g,
-            "beta": beta,
-            "cu_seqlens": cu_seqlens,
-            "initial_state": initial_state,
-        }
-        inputs |= {"initial_state_indices": initial_state_indices, "has_initial_state": has_initial_state}
-        checks.check_output_buffer(o, v, inputs)
-    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, o=o)
-    return BlockCall(
+    call = BlockCall(
         q,
         k,
         v,
         g,
         beta,
         o,
-        sequences,
         states,
         checks.check_scale(scale),
         checks.check_snapshot_dtype(snapshot_dtype, q.dtype),
@@ -278,6 +288,28 @@ def _check(
             stages=_stages(use_qk_l2norm_in_kernel),
         ),
     )
+    _check_output(call, cu_seqlens)
+    checks.check_no_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, o=o)
+    return call, sequences
+
+
+def _check_output(call: BlockCall, cu_seqlens: Tensor | None) -> None:
+    """A caller's ``o``, by addresses too, so for every call anew."""
+    if call.o is None:
+        return
+    states = call.states
+    inputs = {
+        "q": call.q,
+        "k": call.k,
+        "v": call.v,
+        "g": call.g,
+        "beta": call.beta,
+        "cu_seqlens": cu_seqlens,
+        "initial_state": states.initial_state,
+        "initial_state_indices": states.indices,
+        "has_initial_state": states.has_initial_state,
+    }
+    checks.check_output_buffer(call.o, call.v, inputs)
 
 
 def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
@@ -296,46 +328,35 @@ def _select(call: BlockCall, plan: ChunkPlan) -> Selection:
     return select(problem, call.q.device, call.request)
 
 
-def _ready_selection(call: BlockCall, plan: ChunkPlan) -> Selection:
-    """``_select``, and its code objects loaded: once per plan and whatever else selection looks at, for all layers."""
-    states, settings = call.states, env.settings()
-    key = (
-        call.q.device,
-        call.v.shape[2],
-        call.k.shape[2],
-        call.q.dtype,
-        call.beta.dtype,
-        call.snapshot_dtype,
-        call.use_exp2,
-        call.request,
-        states.dtype,
-        states.initial_state is None,
-        states.store_final,
-        states.indices is None,
-        states.has_initial_state is None,
-    )
-    known = plan.warm.get(key)
-    if known is not None and known[0] is settings:
-        found: Selection = known[1]
-        return found
+def _make_warm(call: BlockCall, plan: ChunkPlan) -> WarmBlock:
+    """What this call and others like it need: the selection, its code objects loaded."""
     selection = _select(call, plan)
     make_ready(selection, call.q.device, *call.request.stages)
-    plan.warm[key] = settings, selection
-    return selection
+    options = (
+        call.scale, call.snapshot_dtype, call.use_qk_l2norm, call.use_exp2, call.check_indices, call.request
+    )  # fmt: skip
+    return WarmBlock(selection, call.states, options)
 
 
 def _stages(use_qk_l2norm: bool) -> tuple[str, ...]:
     return ("l2norm", *Request.stages) if use_qk_l2norm else Request.stages
 
 
-def _allocate(call: BlockCall) -> tuple[Tensor, Tensor | None]:
+def _run(call: BlockCall, plan: ChunkPlan, warm: WarmBlock) -> tuple[Tensor, Tensor | None]:
+    out, final_state = _allocate(call, plan.num_seqs)
+    _launch(call, plan, warm, out, final_state)
+    return out, final_state
+
+
+def _allocate(call: BlockCall, num_seqs: int) -> tuple[Tensor, Tensor | None]:
     v = call.v
-    out = v.new_empty(v.shape) if call.o is None else call.o
-    return out, call.states.allocate_final(call.sequences.num_seqs, v.shape[2], v.device)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format) if call.o is None else call.o
+    return out, call.states.allocate_final(num_seqs, v.shape[2], v.device)
 
 
-def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor, final_state: Tensor | None) -> None:
+def _launch(call: BlockCall, plan: ChunkPlan, warm: WarmBlock, out: Tensor, final_state: Tensor | None) -> None:
     """Allocate the workspaces and launch the stages on the current stream of the data's device."""
+    selection = warm.selection
     q, k, v, states = call.q, call.k, call.v, call.states
     batch, seq_len, num_heads = v.shape[0], v.shape[1], v.shape[2]
     backend = stages(selection.backend)
@@ -343,7 +364,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
         if call.o is None and plan.num_tokens < seq_len:
             out[:, plan.num_tokens :].zero_()
         if call.use_qk_l2norm:
-            q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+            q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
             backend.l2norm(q, k, q_out=q_out, k_out=k_out, spec=selection.l2norm)
             q, k = q_out, k_out
         if selection.fast is not None:
@@ -373,7 +394,7 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
             dtype=call.snapshot_dtype,
         )
         through = _through_t if isinstance(selection.prepare, TPrepareSpec) else _through_w_and_u
-        v_new = through(call, plan, selection, k, g_cumsum, h, final_state)
+        v_new = through(call, plan, warm, k, g_cumsum, h, final_state)
         backend.output(
             q,
             k,
@@ -391,14 +412,14 @@ def _launch(call: BlockCall, plan: ChunkPlan, selection: Selection, out: Tensor,
 def _through_w_and_u(
     call: BlockCall,
     plan: ChunkPlan,
-    selection: Selection,
+    warm: WarmBlock,
     k: Tensor,
     g_cumsum: Tensor,
     h: Tensor,
     final_state: Tensor | None,
 ) -> Tensor:
     """K1..K5 with w and u between K4 and K5; v_new takes the place of u. ``k``: normalised if the call asks for it."""
-    v, states = call.v, call.states
+    v, states, selection = call.v, call.states, warm.selection
     w = v.new_empty(v.shape[0], v.shape[2], v.shape[1], HEAD_DIM)
     u = torch.empty_like(w)
     stages(selection.prepare_backend).prepare(
@@ -413,6 +434,15 @@ def _through_w_and_u(
         use_exp2=call.use_exp2,
         spec=cast(PrepareSpec | FusedPrepareSpec, selection.prepare),
     )
+    spec = selection.state_scan
+    if isinstance(spec, OptStateScanSpec | VkStateScanSpec):
+        if warm.scan is None:
+            warm.scan = bind_state_scan(selection.backend, spec, plan, k, states)
+        warm.scan(
+            plan, k, w, u, g_cumsum, None, h, u, states.initial_state, final_state, states.indices,
+            states.has_initial_state,
+        )  # fmt: skip
+        return u
     stages(selection.backend).state_scan(
         k,
         w,
@@ -428,7 +458,7 @@ def _through_w_and_u(
         plan=plan,
         use_exp2=call.use_exp2,
         g_head_major=True,
-        spec=cast(StateScanSpec | OptStateScanSpec | VkStateScanSpec, selection.state_scan),
+        spec=cast(StateScanSpec, spec),
     )
     return u
 
@@ -436,14 +466,14 @@ def _through_w_and_u(
 def _through_t(
     call: BlockCall,
     plan: ChunkPlan,
-    selection: Selection,
+    warm: WarmBlock,
     k: Tensor,
     g_cumsum: Tensor,
     h: Tensor,
     final_state: Tensor | None,
 ) -> Tensor:
     """K1..K5 with T' between K4 and K5: v_new. ``k``: normalised if the call asks for it."""
-    v, states = call.v, call.states
+    v, states, selection = call.v, call.states, warm.selection
     t = v.new_empty(plan.total_chunks, v.shape[2], T_ELEMENTS)
     v_new = v.new_empty(v.shape[0], v.shape[2], v.shape[1], HEAD_DIM)
     backend = tprime_stages(selection.backend)
@@ -478,9 +508,9 @@ def _through_t(
 # ------------------------------------------------------------------------------------------------ torch.library
 
 
-def _call_op(call: BlockCall) -> tuple[Tensor, Tensor | None]:
+def _call_op(call: BlockCall, sequences: Sequences) -> tuple[Tensor, Tensor | None]:
     """The call as one op of a traced graph."""
-    out, final_state = _allocate(call)
+    out, final_state = _allocate(call, sequences.num_seqs)
     states = call.states
     _op(
         call.q,
@@ -491,7 +521,7 @@ def _call_op(call: BlockCall) -> tuple[Tensor, Tensor | None]:
         None if states.in_place else states.initial_state,
         states.indices,
         states.has_initial_state,
-        *call.sequences.op_arguments(),
+        *sequences.op_arguments(),
         out,
         final_state,
         states.in_place,
@@ -554,7 +584,6 @@ def _run_op(
         num_decode_tokens,
     )
     states = StateArguments.of_op(initial_state, final_state, in_place, state_indices, has_initial_state)
-    sequences = Sequences(plan.num_seqs, plan.seq_len, None, num_decodes, num_decode_tokens)
     call = BlockCall(
         q,
         k,
@@ -562,7 +591,6 @@ def _run_op(
         g,
         beta,
         o if caller_owns_o else None,
-        sequences,
         states,
         scale,
         snapshot_dtype,
@@ -571,10 +599,10 @@ def _run_op(
         check_indices,
         Request(backend, prepare_backend, arch, stages=_stages(use_qk_l2norm)),
     )
-    selection = _ready_selection(call, plan)
+    warm = _make_warm(call, plan)
     if check_indices:
         states.check_index_values()
-    _launch(call, plan, selection, o, final_state)
+    _launch(call, plan, warm, o, final_state)
 
 
 _op = register("chunk_gated_delta_rule_out", _run_op, mutates_args=("o", "final_state"))

@@ -6,31 +6,31 @@ import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from .. import env
 from ..errors import UnsupportedError, value_error
 from ..metadata import PrefillMetadata
 from ..plan import ChunkPlan, cdiv
 from ..select import Request, Selection, select
 from ..spec import (
     CHUNK,
-    CODE_OBJECT_BACKENDS,
     HEAD_DIM,
     Backend,
+    OptStateScanSpec,
     Rounding,
     StateScanSpec,
+    VkStateScanSpec,
 )
 from . import checks
-from .backends import make_ready, stages
+from .backends import Launch, bind_state_scan, make_ready, stages
 from .library import register, traced
 from .problem import make_problem
 from .sequences import check_sequences, plan_from_op_arguments
 from .states import StateArguments, check_states, wants_index_check
-from .warm import Launch, WarmScan, signature
+from .warm import WarmScan, find_scan
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def chunk_gated_delta_rule_fwd_h(
         and (check_indices is None or type(check_indices) is bool)
         and (block_v is None or type(block_v) is int)
     ):
-        plan, key = signature(
+        plan, key, warm = find_scan(
             k, w, u, g, gk, initial_state, cu_seqlens, prefill_metadata, seq_lens_cpu, num_decodes, num_decode_tokens,
             (
                 output_final_state, chunk_size, save_new_value, state_dtype, snapshot_dtype, use_exp2,
@@ -122,8 +122,7 @@ def chunk_gated_delta_rule_fwd_h(
                 initial_state_indices is None, has_initial_state is None,
             ),
         )  # fmt: skip
-        warm = None if plan is None else plan.warm.get(key)
-        if warm is not None and warm.fits(initial_state_indices, has_initial_state):
+        if plan is not None and warm is not None and warm.fits(initial_state_indices, has_initial_state):
             h, v_new, final_state = warm.allocate(u, initial_state)
             warm.launch(
                 plan, k, w, u, g, gk, h, v_new, initial_state, final_state, initial_state_indices, has_initial_state
@@ -229,7 +228,6 @@ def chunk_gated_delta_rule_fwd_h(
     new_final = states.store_final and not states.in_place
     per_row = plan.total_chunks if plan.is_varlen else cdiv(seq_len, CHUNK)
     warm = WarmScan(
-        env.settings(),
         device,
         (batch, per_row, num_heads, HEAD_DIM, HEAD_DIM),
         snapshots,
@@ -242,7 +240,7 @@ def chunk_gated_delta_rule_fwd_h(
         states.has_initial_state,
     )
     if key is not None and not check:
-        plan.warm[key] = warm
+        plan.remember(key, warm)
     h, v_new, final_state = warm.allocate(u, states.initial_state)
     _launch_call(warm.launch, call, plan, h, v_new, final_state)
     return h, v_new, final_state
@@ -283,23 +281,9 @@ def _select(call: ScanCall, plan: ChunkPlan, snapshot_dtype: torch.dtype, save_n
 
 def _launch_of(call: ScanCall, plan: ChunkPlan, selection: Selection) -> Launch:
     """How to launch calls like this one."""
-    states, spec = call.states, selection.state_scan
-    if selection.backend in CODE_OBJECT_BACKENDS:
-        backend: Any = stages(selection.backend)
-        if states.in_place:
-            assert states.initial_state is not None
-            final_stride = states.initial_state.stride(0) * states.initial_state.element_size()
-        else:
-            final_stride = backend.new_state_stride(spec) if states.store_final else 0
-        bound: Launch = backend.bind_state_scan(
-            plan,
-            call.k,
-            initial_state=states.initial_state,
-            final_stride=final_stride,
-            state_indices=states.indices,
-            spec=spec,
-        )
-        return bound
+    spec = selection.state_scan
+    if isinstance(spec, OptStateScanSpec | VkStateScanSpec):
+        return bind_state_scan(selection.backend, spec, plan, call.k, call.states)
     assert isinstance(spec, StateScanSpec)
     return functools.partial(_launch_stage, selection.backend, spec, call.use_exp2, call.g_head_major)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import pa_decode.select
 from gdn_runtime import build_prefill_metadata, chunk_gated_delta_rule, chunk_gated_delta_rule_fwd_h, select
-from gdn_runtime.ops.warm import signature
+from gdn_runtime.ops.warm import find_scan
 from gdn_runtime.testing.launches import launching_nothing
 from pa_decode import DecodeGeometry, make_workspace, plan_decode
 from pa_decode import pa_decode as decode
@@ -37,8 +37,9 @@ HEADS, KEY_HEADS = 2, 1
 BARS = {"K5 call": 20.0, "decode call": 25.0}
 """Microseconds that a warm call of K5, and one of paged decode over a plan, may take."""
 SCAN_PARTS = ("validate", "select", "allocate", "pack")
-"""What a call of K5 does, in order: everything that its checks look at, the lookup of what was selected, the outputs,
-and the arguments up to the launch. The rest is the call itself: its 27 parameters, and the way between the parts."""
+"""What a call of K5 does, in order: the lookup by all that its checks and selection look at, whether slots, mask and
+settings are those of before, the outputs, and the arguments up to the launch. The rest is the call itself: its 27
+parameters, and the way between the parts."""
 
 Step = Callable[[], object]
 
@@ -120,13 +121,12 @@ def gdn_steps() -> dict[str, Step]:
     (plan,) = metadata.schedule._plans.values()
     ((key, warm),) = plan.warm.items()
     known: Any = key
-    cache: Any = plan.warm
     h, v_new, final = warm.allocate(u, state)
     block()
     return {
         "K5 call": scan,
-        "validate": lambda: signature(k, w, u, gates, None, state, offsets, metadata, None, 0, 0, known[-1]),
-        "select": lambda: cache.get(key).fits(indices, mask),
+        "validate": lambda: find_scan(k, w, u, gates, None, state, offsets, metadata, None, 0, 0, known[-1]),
+        "select": lambda: warm.fits(indices, mask),
         "allocate": lambda: warm.allocate(u, state),
         "pack": lambda: warm.launch(plan, k, w, u, gates, None, h, v_new, state, final, indices, mask),
         "block call": block,

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ...plan import ChunkPlan
 from ...spec import HEAD_DIM, KernelSpec
 from ..launch import Launcher, LoadedKernel
 
@@ -43,8 +44,10 @@ class Kernels:
         return kernel
 
     def clear(self) -> None:
-        """Forget the kernels, for instance because their launcher was closed."""
+        """Forget the kernels, for instance because their launcher was closed, and dense plans, in which warm calls keep
+        some."""
         self._known.clear()
+        ChunkPlan.dense.cache_clear()
 
 
 def strides_on_16_bytes(x: Tensor) -> tuple[int, int, int] | None:

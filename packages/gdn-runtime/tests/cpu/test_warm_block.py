@@ -138,7 +138,9 @@ def test_a_warm_call_gives_what_a_cold_one_gives() -> None:
     args = packed()
     first = args["o"].clone(), args["initial_state"].clone()
     for k in range(4):
-        fresh = {name: t.clone() if name != "cu_seqlens" and isinstance(t, Tensor) else t for name, t in args.items()}
+        fresh: Args = {
+            name: t.clone() if name != "cu_seqlens" and isinstance(t, Tensor) else t for name, t in args.items()
+        }
         fresh["initial_state"] = first[1].clone()
         if k % 2:
             fresh["o"] = None

@@ -7,8 +7,9 @@ behind a mask can reach a result.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +103,11 @@ class _Partial:
     sum: Tensor
 
 
+Attend = Callable[[DecodeInputs, Tensor, _Tokens], _Partial]
+Multiply = Callable[[Tensor, Tensor], Tensor]
+"""Product of two batches of matrices of FP8 values, in fp32."""
+
+
 def _attend(inputs: DecodeInputs, query: Tensor, tokens: _Tokens) -> _Partial:
     """``query`` [Hkv, G, D] fp32 on tokens that all its rows see, at least one."""
     scores = query @ tokens.k.transpose(1, 2) * (inputs.softmax_scale * tokens.k_scale).unsqueeze(1)
@@ -113,7 +119,7 @@ def _attend(inputs: DecodeInputs, query: Tensor, tokens: _Tokens) -> _Partial:
 
 
 def _attend_quantised(
-    inputs: DecodeInputs, query: Tensor, tokens: _Tokens, flavour: Flavour, denominator: Denominator
+    inputs: DecodeInputs, query: Tensor, tokens: _Tokens, *, denominator: Denominator, multiply: Multiply
 ) -> _Partial:
     """As ``_attend`` with the query rounded per row, and P per row and token.
 
@@ -122,9 +128,10 @@ def _attend_quantised(
     two do not move what rounding to 4 significant bits does, so that other references give the same P, but for what
     falls below the smallest normal number of FP8.
     """
+    flavour = flavour_of("k_cache", inputs.k_cache.dtype)
     rounded, query_scale = quantise_rows(query, flavour)
     units = inputs.softmax_scale * LOG2E * query_scale.unsqueeze(-1) * tokens.k_scale.unsqueeze(1)
-    scores = rounded.float() @ tokens.k.transpose(1, 2) * units
+    scores = multiply(rounded.float(), tokens.k.transpose(1, 2)) * units
     reference = scores.amax(-1).ceil()
     p = torch.exp2(scores - reference.unsqueeze(-1))
     if scale_mode("v_scale", inputs.v_scale) == "token":
@@ -142,7 +149,8 @@ def _attend_quantised(
         normal = weights >= torch.finfo(flavour.dtype).smallest_normal / 2.0**flavour.probability_exponent
         divided = torch.where(normal, weights / share, p)
     total = divided.sum(-1)
-    return _Partial(weights @ tokens.v * top[:, None, None] / total.unsqueeze(-1), reference * LN2, total)
+    values = multiply(weights, tokens.v)
+    return _Partial(values * top[:, None, None] / total.unsqueeze(-1), reference * LN2, total)
 
 
 def _round_p(p: Tensor, flavour: Flavour) -> Tensor:
@@ -151,10 +159,10 @@ def _round_p(p: Tensor, flavour: Flavour) -> Tensor:
 
 
 def _partials(
-    inputs: DecodeInputs, sequence: int, context: int, first: int, end: int, rounding: Denominator | None
+    inputs: DecodeInputs, sequence: int, context: int, first: int, end: int, attend: Attend
 ) -> Iterator[tuple[int, _Partial]]:
     """(query token, its rows) for those that see some of tokens [first, end) of a sequence."""
-    flavour = flavour_of("k_cache", inputs.k_cache.dtype)
+    flavour_of("k_cache", inputs.k_cache.dtype)  # bytes are no values
     ranges = [inputs.visible(context, query) for query in range(inputs.query_length)]
     ranges = [(max(low, first), min(high, end)) for low, high in ranges]
     used = [(low, high) for low, high in ranges if low < high]
@@ -165,27 +173,26 @@ def _partials(
         if low < high:
             rows = inputs.query[sequence * inputs.query_length + query].float()
             rows = rows.unflatten(0, (inputs.num_kv_heads, -1))
-            cut = tokens.cut(low, high)
-            if rounding is None:
-                yield query, _attend(inputs, rows, cut)
-            else:
-                yield query, _attend_quantised(inputs, rows, cut, flavour, rounding)
+            yield query, attend(inputs, rows, tokens.cut(low, high))
 
 
 def decode(inputs: DecodeInputs) -> Tensor:
     """Attention [B*QL, Hq, D] in fp32, the query not rounded. Rows that see nothing are zero."""
-    return _decode(inputs, None)
+    return _decode(inputs, _attend)
 
 
-def decode_quantised(inputs: DecodeInputs, *, denominator: Denominator = "matched") -> Tensor:
-    """As ``decode`` with the query and P rounded to the flavour of the cache; see ``_attend_quantised``."""
-    return _decode(inputs, denominator)
+def decode_quantised(
+    inputs: DecodeInputs, *, denominator: Denominator = "matched", multiply: Multiply = torch.matmul
+) -> Tensor:
+    """As ``decode`` with the query and P rounded to the flavour of the cache; see ``_attend_quantised``. ``multiply``:
+    the product of FP8 values, for matrix units that add in less than fp32."""
+    return _decode(inputs, functools.partial(_attend_quantised, denominator=denominator, multiply=multiply))
 
 
-def _decode(inputs: DecodeInputs, rounding: Denominator | None) -> Tensor:
+def _decode(inputs: DecodeInputs, attend: Attend) -> Tensor:
     out = torch.zeros(inputs.query.shape, dtype=torch.float32, device=inputs.query.device)
     for sequence, context in enumerate(inputs.seq_lens.tolist()):
-        for query, part in _partials(inputs, sequence, context, 0, context, rounding):
+        for query, part in _partials(inputs, sequence, context, 0, context, attend):
             rows = merge_rows(part.out[None], part.reference[None], part.sum[None], _sinks(inputs.sinks, part))
             out[sequence * inputs.query_length + query] = rows.flatten(0, 1)
     return out
@@ -221,13 +228,16 @@ def partials(
     and partial_sum fp32 [Hkv, capacity, R]; of unused slots NaN. ``denominator`` None: nothing is rounded to FP8."""
     capacity, heads, group = work_info.shape[0], inputs.num_kv_heads, inputs.query.shape[1] // inputs.num_kv_heads
     shape = heads, capacity, inputs.query_length * group
+    attend: Attend = _attend
+    if denominator is not None:
+        attend = functools.partial(_attend_quantised, denominator=denominator, multiply=torch.matmul)
     out = inputs.query.new_full((*shape, inputs.query.shape[2]), math.nan)
     reference, total = (inputs.query.new_full(shape, math.nan, dtype=torch.float32) for _ in range(2))
     for slot, (sequence, first, end, context) in enumerate(work_info.tolist()):
         if first == end:
             continue
         out[:, slot], reference[:, slot], total[:, slot] = 0.0, -math.inf, 0.0
-        for query, part in _partials(inputs, sequence, context, first * TILE, min(end * TILE, context), denominator):
+        for query, part in _partials(inputs, sequence, context, first * TILE, min(end * TILE, context), attend):
             rows = slice(query * group, (query + 1) * group)
             out[:, slot, rows] = part.out.to(out.dtype)
             reference[:, slot, rows], total[:, slot, rows] = part.reference, part.sum

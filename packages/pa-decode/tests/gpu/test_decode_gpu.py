@@ -27,13 +27,18 @@ from pa_decode import (
 )
 from pa_decode.ops.check import check_call
 from pa_testing import arguments_of, make_inputs
+from pa_testing.tensor_core import slack
 
 TOLERANCE = 0.005
-"""Absolute and relative, of every element: against fp32 on the dequantised cache and the query as it is if the kernel
-rounds neither query nor P to FP8; else against the oracle that rounds as it does, and against fp32 in rows that see
-``MANY`` tokens, where rounding averages out."""
+"""Absolute and relative, of every element, against fp32 on the dequantised cache and the query as it is: of a kernel
+that rounds neither query nor P to FP8, and in rows that see ``MANY`` tokens, where rounding averages out. Elsewhere
+against the oracle that rounds as the kernel does."""
 
 MANY = 200
+
+FEW = 0.02
+"""Share of the rows in which the matrix unit may take a weight to the FP8 number beside that of the oracle by so much
+that ``TOLERANCE`` does not hold; what holds there is the bound of that (pa_testing.tensor_core)."""
 
 KERNELS = ("auto", "attention")
 """What this architecture takes for head size 256, and the kernel for everything."""
@@ -110,8 +115,10 @@ def near(out: Tensor, inputs: reference.DecodeInputs, kernel: str = "auto") -> b
         for first, end in (inputs.visible(context, query) for query in range(inputs.query_length))
     ]
     many = torch.tensor(tokens, device=out.device) >= MANY
-    rounded = torch.isclose(out.float(), reference.decode_quantised(inputs), atol=TOLERANCE, rtol=TOLERANCE)
-    return bool(close[many].all() and rounded.all())
+    expected = reference.decode_quantised(inputs)
+    difference = (out.float() - expected).abs() - TOLERANCE * expected.abs() - TOLERANCE
+    moved = (difference > 0).any(-1).float().mean()
+    return bool(close[many].all() and (difference <= slack(inputs)).all() and moved <= FEW)
 
 
 # ------------------------------------------------------------------------------------------------ values

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gdn_aot import KERNELS, __version__, jobs
+from gdn_aot import KERNELS, __version__, inspect, jobs
 from gdn_aot.cli import app
 from gdn_runtime.codeobject import CodeObject, read_bundle
 from gdn_runtime.errors import CompileError
@@ -271,6 +271,27 @@ def test_pack(compiler: Any, built: Path, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "version of gdn-runtime" in result.stderr
     (built / ARCH / "extra").touch()
     assert call("pack", built, "--archive", tmp_path / "no.tar").exit_code == 1 and not (tmp_path / "no.tar").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "*.hsaco"])
+def test_pack_takes_no_bytes_that_it_did_not_verify(
+    compiler: Any, built: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes between the check of the bundle and its packing."""
+    verify = inspect.faults
+
+    def faults(path: Path) -> object:
+        found = verify(path)
+        file = next((built / ARCH).glob(name))
+        file.write_bytes(file.read_bytes()[:-1] + b"~")
+        return found
+
+    monkeypatch.setattr(inspect, "faults", faults)
+    result = call("pack", built, "--archive", tmp_path / "no.tar")
+    assert (
+        result.exit_code == 1 and result.stderr.startswith("CorruptBundleError: ") and "Traceback" not in result.stderr
+    )
+    assert not (tmp_path / "no.tar").exists()
 
 
 # ------------------------------------------------------------------------------------------------ processes

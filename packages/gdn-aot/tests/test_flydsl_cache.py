@@ -16,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gdn_aot import jobs, pool
-from gdn_aot.bundle import write_bundle, write_file
+from gdn_aot.bundle import write_bundle
 from gdn_aot.cli import app
 from gdn_runtime.codeobject import CodeObject
 from gdn_runtime.errors import CompileError
 from gdn_runtime.kernels.compile import CompileServer
+from gdn_runtime.kernels.jit import write_file
 from gdn_runtime.spec import FusedPrepareSpec, KernelSpec, OptStateScanSpec, VkStateScanSpec
 from gdn_testing.probe import ProbeSpec
 

@@ -47,17 +47,6 @@ def prepare_folder(out: Path) -> None:
             clean_up(work)
 
 
-def write_file(place: Path, content: bytes) -> None:
-    """Write a file that appears whole, or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=place.parent, prefix=".partial-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        os.fchmod(descriptor, 0o644)
-        os.fsync(descriptor)
-    os.replace(partial, place)
-
-
 def write_bundle(out: Path, arch: str, codes: Sequence[CodeObject], tables: Iterable[Path]) -> Path:
     """Write the bundle ``out/arch`` of ``codes``, compiled for the shapes of ``tables`` (files and folders), in place
     of the one that is there. Builders of one folder come one after the other; the last one's bundle stays."""

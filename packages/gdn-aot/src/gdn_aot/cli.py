@@ -16,10 +16,11 @@ import typer
 from gdn_runtime.codeobject.facts import spec_from_json, spec_text
 from gdn_runtime.errors import BundleError, CompileError
 from gdn_runtime.kernels.compile import CompileServer
+from gdn_runtime.kernels.jit import write_file
 
 from . import inspect, look, pack
 from .__about__ import __version__
-from .bundle import kept_folder, prepare_folder, write_bundle, write_file
+from .bundle import kept_folder, prepare_folder, write_bundle
 from .console import (
     Archs,
     Bar,
@@ -265,7 +266,11 @@ def pack_(
         failed(f"{type(fault).__name__}: {fault}")
     if found:
         raise typer.Exit(1)
-    if archive is not None:
-        say(f"{pack.pack_archive(sound, archive)}")
-    if wheel is not None:
-        say(f"{usage(lambda: pack.pack_wheel(sound, wheel, target))}")
+    try:
+        if archive is not None:
+            say(f"{pack.pack_archive(sound, archive)}")
+        if wheel is not None:
+            say(f"{usage(lambda: pack.pack_wheel(sound, wheel, target))}")
+    except BundleError as error:  # of a file that changed since
+        failed(f"{type(error).__name__}: {error}")
+        raise typer.Exit(1) from error

@@ -11,10 +11,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gdn_runtime.codeobject.bundle import MANIFEST, Bundle
+from gdn_runtime.codeobject.bundle import Bundle
 from gdn_runtime.errors import value_error
-
-from .bundle import write_file
+from gdn_runtime.kernels.jit import write_file
 
 BUILD = "1bundled"
 """Build tag of the wheel with bundles: an installer that sees both takes this one. It must begin with a digit."""
@@ -23,15 +22,13 @@ DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def bundle_files(bundles: Sequence[Bundle]) -> Iterator[tuple[str, bytes]]:
-    """Path and content of every file of verified bundles, in the order of the paths. ValueError for two bundles of one
-    architecture."""
+    """Path and content of every file of ``bundles``, in the order of the paths. ValueError for two bundles of one
+    architecture, CorruptBundleError as ``Bundle.files``."""
     by_arch = {bundle.arch: bundle for bundle in bundles}
     if len(by_arch) != len(bundles):
         raise value_error("bundles", ", ".join(bundle.arch for bundle in bundles), "one of each architecture")
     for arch, bundle in sorted(by_arch.items()):
-        files = {MANIFEST, *(artifact.file for artifact in bundle.artifacts.values())}
-        for name in sorted(files):
-            yield f"{arch}/{name}", (bundle.folder / name).read_bytes()
+        yield from ((f"{arch}/{name}", content) for name, content in bundle.files())
 
 
 def pack_archive(bundles: Sequence[Bundle], place: Path) -> Path:

@@ -186,12 +186,27 @@ class Bundle:
             raise CorruptBundleError(path, f"sha256: got {digest}, expected {artifact.sha256}")
         return elf
 
+    def _manifest(self) -> bytes:
+        path = self.folder / MANIFEST
+        text = read_file(path, MAX_MANIFEST_BYTES)
+        if hashlib.sha256(text).hexdigest() != self.digest:
+            raise CorruptBundleError(path, "it has changed since it was read")
+        return text
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Name and content of every file, in the order of the names. CorruptBundleError for one that is not what was
+        built: its bytes are verified, as they are read."""
+        payloads = {artifact.file: artifact for artifact in self.artifacts.values()}
+        for name in sorted({MANIFEST, *payloads}):
+            yield name, self._manifest() if name == MANIFEST else self._payload(payloads[name])
+
     def faults(self) -> Iterator[CorruptBundleError]:
         """Verify everything: every artifact (see ``verify``), that the manifest is still what was read, and that the
         folder holds nothing else."""
-        path = self.folder / MANIFEST
-        if hashlib.sha256(read_file(path, MAX_MANIFEST_BYTES)).hexdigest() != self.digest:
-            yield CorruptBundleError(path, "it has changed since it was read")
+        try:
+            self._manifest()
+        except CorruptBundleError as error:
+            yield error
         expected = {MANIFEST}
         for key in self.artifacts:
             try:

@@ -52,17 +52,15 @@ def make(spec: KernelSpec, folder: str) -> CodeObject:
 def keep(code: CodeObject, folder: str) -> None:
     """Keep ``code``, compiled from the sources of this process, in ``folder`` for ``find``."""
     identity = _identity(code.spec)
-    place = _place(Path(folder), code.spec, identity)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _keep(code, identity, place)
+    _keep(code, identity, _place(Path(folder), code.spec, identity))
 
 
 def _keep(code: CodeObject, identity: dict[str, Any], place: Path) -> None:
     """``identity`` is that of before the compile: sources that were edited meanwhile must not name this code."""
     facts = code.facts.to_json()
     entry = {**identity, "sha256": code.digest, "facts": facts, "facts_sha256": _digest(facts)}
-    _write(place.with_suffix(".hsaco"), code.elf)
-    _write(place.with_suffix(".json"), canonical_json(entry).encode() + b"\n")
+    write_file(place.with_suffix(".hsaco"), code.elf)
+    write_file(place.with_suffix(".json"), canonical_json(entry).encode() + b"\n")
 
 
 def _identity(spec: KernelSpec) -> dict[str, Any]:
@@ -125,11 +123,20 @@ def _load(spec: KernelSpec, identity: dict[str, Any], place: Path) -> CodeObject
     return code
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that appears whole, or not at all, and is on the disk then. Its folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(partial, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, 0o644)  # a temporary file is for its owner alone
+            os.fsync(descriptor)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 @contextmanager

@@ -21,13 +21,11 @@ from torch import Tensor
 import cdna_emu
 from cdna_emu.model import DEFAULTS
 from gdn_runtime import env
-from gdn_runtime.codeobject import CodeObject
-from gdn_runtime.codeobject.emulate import memory_range
-from gdn_runtime.codeobject.launch import Grid, Launcher, LoadedKernel, Value
 from gdn_runtime.codeobject.stages.backend import CodeObjectStages
 from gdn_runtime.rules import Problem
 from gdn_runtime.spec import HEAD_DIM, FusedPrepareSpec, OptStateScanSpec, TPrepareSpec, VSplitScanSpec
 from gdn_runtime.testing import Case
+from gdn_runtime.testing.tracing import TracedKernel, TracingLauncher
 
 from .candidates import Specs, small_heads
 from .workload import GdnWorkload
@@ -82,7 +80,7 @@ def modelled(problem: Problem, specs: Specs) -> tuple[float, dict[str, float]]:
         if spec is None:
             continue
         assert isinstance(spec, Kernel), "only AMD kernels run on the emulator"
-        unit = unit_of(_small(spec), small_heads(problem))
+        unit = unit_of(_small(spec), _steady(problem))
         total += cycles_on(problem, spec, unit)
         counters |= {f"{spec.kernel} {name}": value for name, value in unit.counters.items()}
     return total, counters
@@ -95,13 +93,20 @@ def _small(spec: Kernel) -> Kernel:
     return replace(spec, num_heads=ratio * key_heads, num_key_heads=key_heads)
 
 
+def _steady(problem: Problem) -> Problem:
+    """The call that is traced in place of ``problem``: what its grid adds to one sequence of full chunks is arithmetic
+    (``cycles_on``), so calls that differ in nothing else share their traces."""
+    return replace(small_heads(problem), compute_units=1, num_seqs=1, total_chunks=CHUNKS, max_seq_chunks=CHUNKS)
+
+
 # ------------------------------------------------------------------------------------------------ counting
 
 
 @functools.cache
 def unit_of(spec: Kernel, problem: Problem) -> Unit:
     """The steady work of a workgroup of ``spec``, counted on the emulator with every check on; ``problem`` has its
-    heads and types. Raises what compiling it raises, and AssertionError where a check fails."""
+    heads and types. Once for each pair in a process. Raises what compiling it raises, and AssertionError where a check
+    fails."""
     if isinstance(spec, FusedPrepareSpec | TPrepareSpec):
         trace = _trace(spec, problem, CHUNKS, (CHUNKS // 2, 0, 0))
         return Unit(_beside(trace), _counters(trace))
@@ -131,7 +136,7 @@ def _trace(spec: Kernel, problem: Problem, chunks: int, group: tuple[int, int, i
     with env.override(jit=True):
         workload.run(specs, {name: _aligned(value) for name, value in workload.outputs().items()})
         kernel = launcher.kernel(spec)
-    assert isinstance(kernel, _TracedKernel)
+    assert isinstance(kernel, TracedKernel)
     return kernel.trace
 
 
@@ -153,40 +158,3 @@ def _counters(trace: Any) -> dict[str, float]:
     classes = {name: float(trace.counters[name]) for name in CLASSES}
     resources = {"vgprs": held.vgprs + held.agprs, "lds_bytes": held.lds_bytes, "groups_per_cu": held.groups_per_cu}
     return {**classes, "mfma_cycles": float(trace.counters.mfma_cycles), **resources}
-
-
-class TracingLauncher(Launcher):
-    """Traces one workgroup of every launch, in place of running all of them."""
-
-    def __init__(self, arch: str, group: Sequence[int]) -> None:
-        super().__init__(arch)
-        self.group = group
-
-    def _load(self, code: CodeObject) -> _TracedKernel:
-        return _TracedKernel(code, self.group)
-
-
-class _TracedKernel(LoadedKernel):
-    """``trace``: of the last launch."""
-
-    def __init__(self, code: CodeObject, group: Sequence[int]) -> None:
-        super().__init__(code)
-        self.group = group
-        self.trace: Any = None
-
-    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
-        facts = self.code.facts
-        self.trace = cdna_emu.trace_group(
-            self.code.elf,
-            kernel=facts.symbol,
-            grid=grid,
-            block=facts.block,
-            kernarg=kernarg,
-            ranges=[memory_range(value) for value in args if isinstance(value, Tensor) and value.numel()],
-            dynamic_lds=facts.dynamic_lds,
-            arch=facts.arch,
-            group=self.group,
-            checks=True,
-        )
-        if not self.trace.report.ok:
-            raise AssertionError(str(self.trace.report))

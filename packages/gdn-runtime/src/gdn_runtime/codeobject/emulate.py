@@ -28,7 +28,7 @@ class EmulatorLauncher(Launcher):
 
     def __init__(self, arch: str, **options: Any) -> None:
         super().__init__(arch)
-        self._emulator = _cdna_emu()
+        self._emulator = emulator()
         self._options = options
 
     def _load(self, code: CodeObject) -> LoadedKernel:
@@ -82,7 +82,8 @@ def memory_range(tensor: Tensor) -> tuple[int, int, bool]:
 
 
 @functools.cache
-def _cdna_emu() -> Any:
+def emulator() -> Any:
+    """The module ``cdna_emu``. ImportError that says what to install if there is none."""
     # By name: production has no emulator, and must not look for one.
     try:
         return importlib.import_module("cdna_emu")

@@ -20,9 +20,6 @@ import cdna_emu
 from cdna_emu.counters import SIMDS_PER_CU, Resources
 from cdna_emu.model import DEFAULTS
 from gdn_runtime import env
-from gdn_runtime.codeobject import CodeObject
-from gdn_runtime.codeobject.emulate import memory_range
-from gdn_runtime.codeobject.launch import Grid, Launcher, LoadedKernel, Value
 from gdn_runtime.codeobject.stages.kernels import Kernels
 from gdn_runtime.codeobject.stages.prepare import prepare, prepare_t
 from gdn_runtime.codeobject.stages.state_scan import state_scan
@@ -37,6 +34,7 @@ from gdn_runtime.spec import (
     VkStateScanSpec,
     VSplitScanSpec,
 )
+from gdn_runtime.testing.tracing import TracedKernel, TracingLauncher
 
 from .scans import TORCH, ScanSpec
 
@@ -185,49 +183,6 @@ def vsplit_spec(arch: str, block_v: int, snapshot: str) -> VSplitScanSpec:
     )
 
 
-class TracingLauncher(Launcher):
-    """Traces one workgroup of every launch, in place of running all of them."""
-
-    def __init__(self, arch: str, group: Sequence[int]) -> None:
-        super().__init__(arch)
-        self.group = group
-
-    def _load(self, code: CodeObject) -> _TracedKernel:
-        return _TracedKernel(code, self.group)
-
-
-class _TracedKernel(LoadedKernel):
-    """``trace``: of the last launch. ``spans``: addresses, from the first to past the last, by argument."""
-
-    def __init__(self, code: CodeObject, group: Sequence[int]) -> None:
-        super().__init__(code)
-        self.group = group
-        self.trace: Any = None
-        self.spans: dict[str, tuple[int, int]] = {}
-
-    def launch(self, grid: Grid, kernarg: bytes, args: Sequence[Value]) -> None:
-        facts = self.code.facts
-        # By address: what a launch is given beside the packed arguments need not be in their order.
-        ranges = [memory_range(value) for value in args if isinstance(value, Tensor) and value.numel()]
-        end = {start: start + size for start, size, _ in ranges}
-        pointers = {a.name: int.from_bytes(kernarg[a.offset : a.offset + 8], "little") for a in facts.arguments}
-        self.spans = {name: (start, end[start]) for name, start in pointers.items() if start in end}
-        self.trace = cdna_emu.trace_group(
-            self.code.elf,
-            kernel=facts.symbol,
-            grid=grid,
-            block=facts.block,
-            kernarg=kernarg,
-            ranges=ranges,
-            dynamic_lds=facts.dynamic_lds,
-            arch=facts.arch,
-            group=self.group,
-            checks=True,
-        )
-        if not self.trace.report.ok:
-            raise AssertionError(str(self.trace.report))
-
-
 def aligned(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Zeros at an address that is a multiple of ``LINE``, as a GPU's allocator gives."""
     count = int(np.prod(size))
@@ -273,15 +228,15 @@ def _inputs(tokens: int) -> dict[str, Tensor]:
     return {"k": k, "w": _random(1, heads, tokens, 128, scale=0.1), "u": _random(1, heads, tokens, 128), "g": g}
 
 
-def _kernels(spec: Kernel, group: Sequence[int]) -> tuple[Kernels, _TracedKernel]:
+def _kernels(spec: Kernel, group: Sequence[int]) -> tuple[Kernels, TracedKernel]:
     launcher = TracingLauncher(spec.arch, group)
     with env.override(jit=True):
         kernel = launcher.kernel(spec)
-    assert isinstance(kernel, _TracedKernel)
+    assert isinstance(kernel, TracedKernel)
     return Kernels(lambda *_: launcher), kernel
 
 
-def trace_scan(spec: ScanSpec, tokens: int) -> _TracedKernel:
+def trace_scan(spec: ScanSpec, tokens: int) -> TracedKernel:
     """The traced workgroup of K5 over one sequence of ``tokens``, a multiple of 64."""
     kernels, traced = _kernels(spec, (0, VALUE_HEAD, 0))
     inputs = _inputs(tokens)
@@ -313,7 +268,7 @@ def trace_scan(spec: ScanSpec, tokens: int) -> _TracedKernel:
     return traced
 
 
-def trace_vsplit(spec: VSplitScanSpec, tokens: int) -> _TracedKernel:
+def trace_vsplit(spec: VSplitScanSpec, tokens: int) -> TracedKernel:
     """The traced workgroup of the V-split K5 over one sequence of ``tokens``, a multiple of 64."""
     kernels, traced = _kernels(spec, (0, VALUE_HEAD, 0))
     inputs = _inputs(tokens)
@@ -337,7 +292,7 @@ def trace_vsplit(spec: VSplitScanSpec, tokens: int) -> _TracedKernel:
     return traced
 
 
-def trace_prepare(spec: FusedPrepareSpec | TPrepareSpec, *, g_head_major: bool = False) -> _TracedKernel:
+def trace_prepare(spec: FusedPrepareSpec | TPrepareSpec, *, g_head_major: bool = False) -> TracedKernel:
     """A traced workgroup of a fused prepare, in the middle of the sequence: four heads of a chunk, or one ("group")."""
     heads = VALUE_HEAD if getattr(spec, "variant", "wave") == "group" else VALUE_HEAD // WAVES
     kernels, traced = _kernels(spec, (TOKENS // 128, heads, 0))
@@ -372,7 +327,7 @@ def trace_prepare(spec: FusedPrepareSpec | TPrepareSpec, *, g_head_major: bool =
     return traced
 
 
-def _requests(kernel: _TracedKernel) -> dict[str, Requests]:
+def _requests(kernel: TracedKernel) -> dict[str, Requests]:
     trace = kernel.trace
     events = trace.events[trace.events["access"] > 0]
     kinds = np.array([kind_of(i.mnemonic) for i in trace.instructions])[events["insn"]]
@@ -444,7 +399,7 @@ def count_scan(spec: ScanSpec | VSplitScanSpec) -> Counts:
     )
 
 
-def _counts(kernel: _TracedKernel) -> Counts:
+def _counts(kernel: TracedKernel) -> Counts:
     trace = kernel.trace
     counters = trace.counters
     parameters = DEFAULTS[trace.resources.arch]

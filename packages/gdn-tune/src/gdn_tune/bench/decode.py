@@ -160,8 +160,9 @@ def trace_tiles(case: DecodeCase, arch: str, tiles: int) -> tuple[float, dict[st
     """(cycles of the model, counters) of one workgroup of the attention kernel that takes so many tiles."""
     import cdna_emu
     from gdn_runtime import env
+    from gdn_runtime.testing.tracing import TracingLauncher
 
-    from ..model import CLASSES, TracingLauncher  # needs the extra
+    from ..model import CLASSES  # needs the extra
 
     small = replace(case, batch=1, context=tiles * TILE, window=0)
     inputs = decode_inputs(small, torch.device("cpu"), 0, arch)

@@ -19,7 +19,8 @@ import cdna_emu
 from cdna_emu.counters import SIMDS_PER_CU, Resources
 from cdna_emu.model import DEFAULTS
 from gdn_runtime import env
-from gdn_testing.counting import CLASSES, LINE, TracingLauncher, aligned, kind_of
+from gdn_runtime.testing.tracing import TracingLauncher
+from gdn_testing.counting import CLASSES, LINE, aligned, kind_of
 from gdn_testing.public_kernel import Bar
 from pa_decode.spec import AttentionSpec, ScaleMode
 from pa_decode.traits import TILE

@@ -61,12 +61,9 @@ def test_shapes_of_the_packaged_table() -> None:
 def test_rows_to_shapes_is_many_to_one() -> None:
     """The ragged batches of 32768 tokens have the heads of the 8192-token sequences: they add no shape."""
     rows = list(OPT.rows())
-    assert len(rows) == len(tables.table())
-    ragged = {
-        found.index
-        for found in tables.table().rows()
-        if found.row.num_seqs in (33, 7) and found.row.num_tokens == 32768
-    }
+    listed = tables.load(tables.COMPILED).rows()
+    assert len(rows) == len(listed)
+    ragged = {found.index for found in listed if found.row.num_seqs in (33, 7) and found.row.num_tokens == 32768}
     assert len(ragged) == 4
     assert {found.row for found in rows if found.index in ragged} == {SHAPES[0]}
 
@@ -111,6 +108,20 @@ def test_all_jobs_of_an_arch(arch: str, number: int) -> None:
     assert (kinds.count(TPrepareSpec), kinds.count(VSplitScanSpec)) == (21, 40 * len(TPRIME_BLOCK_V[arch]))
     # Paged decode: two pages for each of four pairs of heads and query length, their reducers, batches of 16 to 128.
     assert [kinds.count(kind) for kind in KERNELS["pa"].kinds] == [8, 4, 4]
+
+
+def test_the_grid_is_compiled_where_its_table_is_named() -> None:
+    """Two models on 1, 2, 4 and 8 devices, packed and dense, all with states in and out; what the seed's dense shapes
+    lack. With the default tables: all that any packaged row asks for."""
+    heads = [(32 // tp, 16 // tp) for tp in (1, 2, 4, 8)] + [(64 // tp, 16 // tp) for tp in (1, 2, 4, 8)]
+    grid = {Shape(*pair, varlen, True, True) for pair in heads for varlen in (True, False)}
+    dense = {shape for shape in SHAPES if not shape.is_varlen}
+    assert set(OPT.shapes([tables.GRID])) == grid | dense
+    assert OPT.shapes() == OPT.shapes([tables.PACKAGED / arch for arch in ARCHS])
+    for arch in ARCHS:
+        alone, default = set(jobs(arch, ["opt"], tables=[tables.GRID])), set(jobs(arch, ["opt"]))
+        assert len(alone) == 16 * 12 * 2 * 2 + 4 * 12 * 2 and default <= alone
+        assert set(jobs(arch, ["opt"], tables=[tables.PACKAGED])) == alone
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -22,7 +22,7 @@ from gdn_runtime.codeobject import CodeObject, read_bundle
 from gdn_runtime.codeobject.bundle import read_bundles
 from gdn_runtime.errors import BundleError
 from gdn_runtime.spec import L2NormSpec
-from gdn_runtime.tables import PACKAGED
+from gdn_runtime.tables import COMPILED, GRID, PACKAGED
 from gdn_testing.bundles import fake_code
 
 ARCH = "gfx950"
@@ -253,10 +253,15 @@ def test_sixteen_builders_of_one_key_half_of_them_killed(tmp_path: Path, compile
 
 
 def test_what_is_written_is_what_readers_accept(tmp_path: Path) -> None:
-    folder = write_bundle(tmp_path, ARCH, NEW, [PACKAGED])
+    folder = write_bundle(tmp_path, ARCH, NEW, [*COMPILED, GRID])
     bundle = read_bundle(folder, ARCH)
     assert [bundle.code_object(code.spec) for code in NEW] == NEW
-    assert [file for file, _ in bundle.tables] == ["gfx942/state_scan_opt.json", "gfx950/state_scan_vk.json"]
+    assert [file for file, _ in bundle.tables] == [
+        "gfx942/state_scan_opt.json",
+        "gfx950/state_scan_vk.json",
+        "grid/gfx942/state_scan_opt.json",
+        "grid/gfx950/state_scan_opt.json",
+    ]
     assert bundle.toolchain["flydsl"] == "0.5.0" and "gdn-runtime" in bundle.toolchain
     (folder / bundle.artifacts[writer.spec_key(NEW[0].spec)].file).write_bytes(b"\x7fELF")
     with pytest.raises(BundleError, match="got 4 bytes"):

@@ -111,6 +111,23 @@ def test_modelled_rows_have_no_time_and_equal_cycles_tie() -> None:
     assert row["block_v"] == 32 and "tied" in entry
 
 
+def test_cycles_of_the_model_tell_tiles_apart_beyond_5_percent_only() -> None:
+    """80 compute units, 27 scans: the rule says 32."""
+    for cycles, expected in ((953.0, 32), (949.0, 64)):
+        row, entry = one(make_sample(32, cycles=1000.0), make_sample(64, cycles=cycles))
+        assert row["block_v"] == expected and ("tied" in entry) == (expected == 32)
+
+
+def test_calls_of_another_table_are_left_out() -> None:
+    """By their key: the tokens that were timed are no part of it."""
+    here = sweep(v16=13.0, v64=11.0)
+    there = [make_sample(32, *steady(9.0), key={"compute_units": 304})]
+    other = export([make_sample(32, 9.0, key={"facts": Facts(K5_FACTS, T_flat=639)})])[0].table
+    (made,) = export([*here, *there], without=[other])
+    assert [row["cu_num"] for row in made.table.rows] == [304] and (made.new, made.left_out) == (1, 1)
+    assert len(export([*here, *there], without=[Table(other.kernel, "gfx950")])[0].table.rows) == 2
+
+
 def test_what_was_timed_wins_over_what_was_modelled() -> None:
     """In one store, over a base, and the other way round."""
     modelled = [make_sample(v, cycles=float(v)) for v in (16, 32, 64)]

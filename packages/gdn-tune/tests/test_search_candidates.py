@@ -11,7 +11,7 @@ import torch
 
 from gdn_runtime import reference, rules
 from gdn_runtime.errors import UnsupportedError
-from gdn_runtime.spec import OptStateScanSpec, OutputConfig, PrepareConfig, StateScanConfig
+from gdn_runtime.spec import OptStateScanSpec, OutputConfig, PrepareConfig, StateScanConfig, config_refusal
 from gdn_tune import calls
 from gdn_tune.calls import DECODE_CASES, GDN_CASES, pick, problem_of
 from gdn_tune.candidates import BUDGETS, default, of_geometry, of_problem, specs_of
@@ -39,6 +39,11 @@ def legal(make: Any) -> bool:
     return True
 
 
+def tunable(make: Any) -> bool:
+    """Whether a table may hold it, on NVIDIA."""
+    return legal(make) and config_refusal(make()) is None
+
+
 def brute_force(op: str, problem: Any) -> list[dict[str, Any]]:
     """Every choice in a wider range, by the specs' own word."""
     rounding = rules.opt_rounding(problem.arch.name, block=True) if problem.arch.vendor == "amd" else None
@@ -50,7 +55,7 @@ def brute_force(op: str, problem: Any) -> list[dict[str, Any]]:
     make, config_of = (rules.state_scan_spec, StateScanConfig) if op == "k5" else (rules.prepare_spec, PrepareConfig)
     names = ("block_v" if op == "k5" else "mode", "num_warps", "num_stages")
     configs = [dict(zip(names, each, strict=True)) for each in itertools.product(*(WIDE[name] for name in names))]
-    return [config for config in configs if legal(partial(make, problem, config_of(**config)))]
+    return [config for config in configs if tunable(partial(make, problem, config_of(**config)))]
 
 
 @pytest.mark.parametrize(("name", "arch"), PROBLEMS)
@@ -74,7 +79,7 @@ def test_candidates_of_the_block() -> None:
     staged = [config for config in of_problem("block", problem) if config["path"] == "staged"]
     rest = [{name: value for name, value in config.items() if name != "path"} for config in staged]
     wide = itertools.product(WIDE["block_v"], WIDE["num_warps"], WIDE["num_stages"])
-    expected = [triple for triple in wide if legal(partial(rules.output_spec, problem, OutputConfig(*triple)))]
+    expected = [triple for triple in wide if tunable(partial(rules.output_spec, problem, OutputConfig(*triple)))]
     assert sorted(tuple(config.values()) for config in rest) == expected
 
 
@@ -166,6 +171,25 @@ def test_rounds_of_workgroups() -> None:
     assert cycles(16) == 128 * 2 * 150  # 256: four on a unit, two at a time
     (wave,) = specs_of("prepare", problem, {"variant": "wave"}).kernels()
     assert model.cycles_on(problem, wave, unit) == 6 * 150 + 100  # 128 * 8 workgroups: 13 on a unit
+
+
+def test_calls_that_differ_in_their_grid_share_their_traces() -> None:
+    model = pytest.importorskip("gdn_tune.model", exc_type=ImportError)
+    first = problem_of(GDN_CASES["grid-packed-35b-tp2-1024-of-8192-bf16"], "gfx942", 80)
+    second = problem_of(GDN_CASES["grid-packed-35b-tp1-8192-of-65536-bf16"], "gfx942", 304)
+    assert first != second and model._steady(first) == model._steady(second)
+    for name in (
+        "grid-packed-397b-tp2-1024-of-8192-bf16",
+        "grid-packed-35b-tp2-1024-of-8192-fp32",
+        "grid-dense-35b-tp2-1024-bf16",
+    ):
+        assert model._steady(problem_of(GDN_CASES[name], "gfx942", 80)) != model._steady(first)
+
+
+def test_tables_list_both_snapshots_of_the_public_shapes() -> None:
+    for name in ("dense-35b-tp2-2500", "packed-397b-tp4-1024", "ragged-35b-tp1-1000"):
+        case, twin = GDN_CASES[name], GDN_CASES[f"{name}-fp32"]
+        assert (case.snapshot_dtype, twin.snapshot_dtype, twin.seq_lens) == ("bf16", "fp32", case.seq_lens)
 
 
 def test_few_heads_keep_the_ratio() -> None:

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def test_what_ships_is_sound() -> None:
     findings, counts = check([tables.PACKAGED, pa_tables.PACKAGED])
     assert not [finding for finding in findings if finding.level == "error"]
     assert {finding.kind for finding in findings} <= {"rule", "provenance"} and sum(counts.values()) >= 198
+    modelled = [finding for finding in findings if "/grid/" in finding.file or finding.file == str(PA)]
+    assert modelled and {(finding.level, finding.kind) for finding in modelled} == {("fact", "rule")}
     assert not any(finding.file == str(VK) for finding in findings)  # a list for the compiler: no call looks it up
 
 
@@ -171,6 +174,15 @@ def test_what_the_rule_gives(tmp_path: Path) -> None:
     (finding,) = check([path])[0]
     assert (finding.level, finding.kind, finding.row) == ("note", "rule", 1)
     assert finding.text == "the rule gives block_v=32 without it: 29 scans at a time on 80 compute units"
+
+
+def test_modelled_rows_that_the_rule_gives_are_no_fault(tmp_path: Path) -> None:
+    """They are counted, and --strict does not mind: what they are for is their shape."""
+    model = {"lab": {"source": "x", "modelled": True}}
+    path = write(tmp_path / "t.json", row(block_v=32, us=None), provenance=model)
+    assert found(path) == [("fact", "rule", 0)]
+    result = call("check", path, "--strict")
+    assert result.exit_code == 0 and "1 rows, 0 errors, 0 notes; 1 rows say what the rule gives" in result.stdout
 
 
 def test_provenances(tmp_path: Path) -> None:
@@ -300,6 +312,32 @@ def test_compare(tmp_path: Path) -> None:
     assert "row 0: V: got 3" in " ".join(call("compare", a, tmp_path / "c.json").stderr.split())
 
 
+def test_compare_takes_the_rows_that_the_runtime_takes(tmp_path: Path) -> None:
+    """Of folders: what was measured, whatever file comes later; in one file the first of two of a kind."""
+    origins = {"lab": LAB, "model": {"source": "x", "modelled": True}}
+    guess = row(block_v=16, us=None, provenance="model")
+    for name, files in {
+        "later": {"a": [row()], "b": [guess]},
+        "earlier": {"a": [guess], "b": [row()]},
+        "one": {"a": [guess, row(), row(block_v=32)]},
+        "first": {"a": [row(), row(block_v=32, us=None)], "b": [guess, guess]},
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, rows in files.items():
+            write(folder / f"{file}.json", *rows, provenance=origins)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows that disagree
+            (kept,) = tables.load([folder]).rows()
+        assert kept.row.block_v == 64
+        assert call("compare", folder, write(tmp_path / f"{name}.json", row())).exit_code == 0, name
+    both = tmp_path / "both"
+    both.mkdir()
+    write(both / "a.json", row())
+    write(both / "b.json", row(block_v=32))
+    assert call("compare", both, write(tmp_path / "second.json", row(block_v=32))).exit_code == 0
+
+
 # ------------------------------------------------------------------------------------------------ explain
 
 
@@ -316,9 +354,10 @@ def test_explain_a_row() -> None:
 
 
 def test_explain_the_rule_and_what_almost_matches() -> None:
-    made = explain("k5", "gfx942", "H=32 Hg=16 lens=8192", 304)
-    assert made.by == "rule" and made.choice == made.rule == {"block_v": 16} and "304 compute units" in made.inputs
-    assert made.nearest[0] == "gfx942/state_scan_opt.json row 0, which has cu_num=80"
+    made = explain("k5", "gfx942", "H=32 Hg=16 lens=8192", 228)
+    assert made.by == "rule" and made.choice == made.rule == {"block_v": 32} and "228 compute units" in made.inputs
+    assert re.fullmatch(r"grid/gfx942/state_scan_opt\.json row \d+, which has cu_num=304", made.nearest[0])
+    assert made.nearest[1] == "gfx942/state_scan_opt.json row 0, which has cu_num=80"
     made = explain("k5", "gfx942", "H=32 Hg=16 lens=8192x2,100 state=bf16", 80)
     assert made.by == "rule" and "state_bf16=False, total_chunks=256" in made.nearest[0]
     assert explain("k5", "gfx950", "H=8 dense=2,130 fs=no snapshot=fp32 h0=no").call == {

@@ -22,7 +22,7 @@ from gdn_runtime.codeobject.bundle import MANIFEST, SCHEMA, manifest_bytes, payl
 from gdn_runtime.codeobject.facts import CodeObject, spec_json
 from gdn_runtime.kernels import jit, toolchain
 from gdn_runtime.spec import KERNEL_ABI
-from gdn_runtime.tables import table_files
+from gdn_runtime.tables import GRID, table_files
 
 WORK = ".gdn-aot"
 KEPT = "kept"
@@ -100,11 +100,15 @@ def manifest(arch: str, codes: Sequence[CodeObject], tables: Iterable[Path]) -> 
 
 
 def table_digests(tables: Iterable[Path]) -> list[dict[str, str]]:
-    """Name and sha256 of every table file, by name."""
-    files = sorted(
-        {file for path in tables for file in table_files(path)}, key=lambda file: (file.parent.name, file.name)
-    )
-    return [{"file": f"{file.parent.name}/{file.name}", "sha256": _digest(file.read_bytes())} for file in files]
+    """Name and sha256 of every table file, by name, wherever the tables lie."""
+    files = {file for path in tables for file in table_files(path)}
+    named = sorted((_table_name(file), _digest(file.read_bytes())) for file in files)
+    return [{"file": name, "sha256": digest} for name, digest in named]
+
+
+def _table_name(file: Path) -> str:
+    # Tables of the grid are named like those beside it.
+    return "/".join(file.parts[-3 if file.parent.parent.name == GRID.name else -2 :])
 
 
 def clean_up(work: Path) -> None:

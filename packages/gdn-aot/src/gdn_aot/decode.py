@@ -56,11 +56,11 @@ class DecodeKernel:
             "batch": "max_batch",
         }
 
-    def rows(self, paths: Iterable[Path] = (tables.PACKAGED,)) -> Iterator[Located[tables.BudgetRow]]:
+    def rows(self, paths: Iterable[Path] = tables.COMPILED) -> Iterator[Located[tables.BudgetRow]]:
         """Every row of ``paths``; bad rows and files are warnings."""
         return tables.rows(paths)
 
-    def shapes(self, paths: Iterable[Path] = (tables.PACKAGED,)) -> tuple[DecodeGeometry, ...]:
+    def shapes(self, paths: Iterable[Path] = tables.COMPILED) -> tuple[DecodeGeometry, ...]:
         """Distinct geometries of the rows of ``paths``, in their order."""
         return tuple(dict.fromkeys(found.row.geometry for found in self.rows(paths)))
 

@@ -46,7 +46,7 @@ from gdn_runtime.spec import (
     VSplitScanSpec,
 )
 from gdn_runtime.tables import (
-    PACKAGED,
+    COMPILED,
     Located,
     Provenance,
     count,
@@ -55,13 +55,14 @@ from gdn_runtime.tables import (
     read_rows,
     table_files,
 )
-from pa_decode.tables import PACKAGED as PA_TABLES
+from pa_decode.tables import COMPILED as PA_COMPILED
 
 from .columns import cell
 from .decode import DecodeKernel
 
-TABLES = (PACKAGED, PA_TABLES)
-"""The folders of tables that the packages carry."""
+TABLES = (*COMPILED, *PA_COMPILED)
+"""The packaged tables that name what is compiled, but for those of the grid of all models: whoever serves one of these
+names its table."""
 
 Job: TypeAlias = KernelSpec
 Values: TypeAlias = tuple[Any, ...]
@@ -108,12 +109,12 @@ class Kernel:
     columns: Mapping[str, str]
     compile: Callable[[KernelSpec], CodeObject] = field(default=compile_spec)
 
-    def shapes(self, tables: Iterable[Path] = (PACKAGED,)) -> tuple[Shape, ...]:
+    def shapes(self, tables: Iterable[Path] = COMPILED) -> tuple[Shape, ...]:
         """Distinct shapes of the rows of ``tables`` (files and folders), in their order; bad rows and files are
         warnings."""
         return tuple(dict.fromkeys(found.row for found in self.rows(tables)))
 
-    def rows(self, tables: Iterable[Path] = (PACKAGED,)) -> Iterator[Located[Shape]]:
+    def rows(self, tables: Iterable[Path] = COMPILED) -> Iterator[Located[Shape]]:
         """The shape of every row of ``tables``, with its file and index."""
         for path in tables:
             for file in table_files(path):
@@ -389,7 +390,7 @@ def jobs(
     Args:
         arch: gfx942 or gfx950. Rows of every architecture count: they name model shapes, which run on both.
         kernels: names in ``KERNELS``; None: all that ``arch`` has.
-        tables: files and folders of tables; default: the packaged ones. Bad rows and files are warnings.
+        tables: files and folders of tables; default: ``TABLES``. Bad rows and files are warnings.
         complete: also what no row asks for but a call with the shape of a row may: other states and use_exp2=False;
             other dtypes, scales, windows and sinks of paged decode.
 

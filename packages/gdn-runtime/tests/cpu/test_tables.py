@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,19 @@ import pytest
 
 from gdn_runtime import env, tables
 from gdn_runtime.plan import cdiv
-from gdn_runtime.tables import ScanKey, ScanRow, choose_block_v, describe, load, packaged_file, seed_block_v
+from gdn_runtime.tables import (
+    GRID,
+    ScanKey,
+    ScanRow,
+    ScanTable,
+    choose_block_v,
+    describe,
+    load,
+    packaged_file,
+    seed_block_v,
+)
+from gdn_runtime.testing import GRID as GRID_CASES
+from gdn_runtime.testing import Case
 
 ROW: dict[str, Any] = {
     "gfx": "gfx942",
@@ -86,6 +99,11 @@ def seed_shapes() -> Iterator[tuple[str, ScanKey]]:
             yield "dense", key(heads, [length], varlen=False)
 
 
+def seed_table() -> ScanTable:
+    """The packaged rows of the seed."""
+    return load([packaged_file("gfx942", "state_scan_opt")])
+
+
 def seed_pick(key: ScanKey) -> int:
     return seed_block_v(
         compute_units=80,
@@ -122,7 +140,7 @@ def test_packaged_table_holds_the_shapes_of_the_seed() -> None:
 
 def test_seed_rule_agrees_with_the_seed_but_once() -> None:
     """32 of 32 for the sequences of 8192 tokens, 3 of 3 ragged, 19 of the other 20: 35B, TP 2, 2500 tokens, dense."""
-    table = tables.table()
+    table = seed_table()
     agreed: dict[str, int] = {}
     wrong = []
     for family, key in seed_shapes():
@@ -140,7 +158,7 @@ def test_seed_rule_agrees_with_the_seed_but_once() -> None:
 def test_rows_that_the_seed_did_not_time_are_marked() -> None:
     """It timed fp32 snapshots for the sequences of 8192 tokens only."""
     timed = {key for family, key in seed_shapes() if family == "8192-token sequences"}
-    for found in tables.table().rows():
+    for found in seed_table().rows():
         key = found.row.key
         expected = key.snapshot_dtype == "fp32" and key._replace(snapshot_dtype="bf16") not in timed
         assert found.row.provenance.modelled == expected, str(found)
@@ -168,19 +186,45 @@ def test_descriptive_columns_match_the_key() -> None:
         assert seqs is not None
         assert (key.total_chunks - seqs) * 64 < tokens <= key.total_chunks * 64, str(found)
         assert key.max_seq_chunks <= key.total_chunks <= key.max_seq_chunks * seqs, str(found)
-        assert found.row.provenance.source == "seed"
+        assert found.row.provenance.source == ("gdn-tune" if found.file.is_relative_to(GRID) else "seed")
+
+
+CARDS = {"gfx942": (80, 304), "gfx950": (256,)}
+
+
+def key_of(case: Case, arch: str, units: int) -> ScanKey:
+    chunks = [cdiv(length, 64) for length in case.seq_lens] * (case.batch or 1)
+    heads = case.num_heads, case.num_key_heads
+    return ScanKey(
+        arch, units, *heads, case.batch is None, True, case.final_state, case.snapshot_dtype, case.state_dtype,
+        sum(chunks), max(chunks),
+    )  # fmt: skip
+
+
+def test_every_case_of_the_grid_and_every_shape_of_the_seed_has_a_row_on_every_card() -> None:
+    table = tables.table()
+    cards = [(arch, units) for arch, counts in CARDS.items() for units in counts]
+    grid = {key_of(case, arch, units) for case in GRID_CASES.values() for arch, units in cards}
+    seed = {
+        key._replace(arch=arch, compute_units=units, snapshot_dtype=snapshot)
+        for _, key in seed_shapes() for arch, units in cards for snapshot in ("bf16", "fp32")
+    }  # fmt: skip
+    assert len(GRID_CASES) == 368 and {found.row.key for found in table.rows()} == grid | seed
+
+
+def test_rows_of_the_grid_are_modelled_and_stand_beside_no_others() -> None:
+    """So that none of them takes the place of a row of the seed, and no call has two packaged rows."""
+    grid = list(load([GRID]).rows())
+    assert len(grid) == 752 + 414 and all(found.row.provenance.modelled and found.row.us is None for found in grid)
+    assert not {found.row.key for found in grid} & {found.row.key for found in seed_table().rows()}
 
 
 def test_every_packaged_file_is_named_after_its_arch_and_kernel() -> None:
-    folder = packaged_file("gfx942", "state_scan_opt").parents[1]
-    files = sorted(folder.rglob("*.json"))
-    assert [file.relative_to(folder).as_posix() for file in files] == [
-        "gfx942/state_scan_opt.json",
-        "gfx950/state_scan_vk.json",
-    ]
-    for file in files:
+    for file in sorted(tables.PACKAGED.rglob("*.json")):
         content = json.loads(file.read_text())
-        assert file == packaged_file(content["arch"], content["kernel"])
+        below = GRID if file.is_relative_to(GRID) else tables.PACKAGED
+        assert file == below / content["arch"] / f"{content['kernel']}.json"
+    assert packaged_file("gfx950", "state_scan_vk").exists() and packaged_file("gfx942", "state_scan_opt").exists()
 
 
 def test_import_reads_no_table_and_warns_of_nothing(tmp_path: Path) -> None:
@@ -399,10 +443,16 @@ def test_environment_beats_table_beats_rule() -> None:
     assert choose_block_v(key, override=16) == (16, "block_v=16 from GDN_K5_BLOCK_V")
     origin = "gfx942/state_scan_opt.json row 58 (144.3 us, seed, one gfx942 card with 80 compute units)"
     assert choose_block_v(key) == (64, f"block_v=64 from the tuned table, {origin}")
-    binned = key._replace(compute_units=304)
+    binned = key._replace(compute_units=228)
     assert choose_block_v(binned) == (
         16,
-        'block_v=16 by rule "gdn", no table row: 16 scans at a time on 304 compute units',
+        'block_v=16 by rule "gdn", no table row: 16 scans at a time on 228 compute units',
+    )
+    block_v, reason = choose_block_v(key._replace(compute_units=304))
+    assert block_v == 16 and re.fullmatch(
+        r"block_v=16 from the tuned table, grid/gfx942/state_scan_opt\.json row \d+ "
+        r"\(modelled, gdn-tune, emulator, \d{4}-\d\d-\d\d\)",
+        reason,
     )
     assert choose_block_v(key._replace(total_chunks=39, max_seq_chunks=39), rule="seed") == (
         32,

@@ -75,8 +75,19 @@ def _decode_cases() -> Iterable[DecodeCase]:
 DECODE_CASES: dict[str, DecodeCase] = {case.id: case for case in _decode_cases()}
 """Heads of Qwen3-Next and Qwen3.5, whole and split over two devices, by id."""
 
-GDN_CASES: dict[str, Case] = {**CASES, **GRID}
-"""The cases of the test suite and the grid of the benches, by id."""
+SEED_GROUPS = ("dense", "packed", "ragged", "snapshot")
+"""Groups of the test suite that are the seven shapes of the public tables."""
+
+
+def _other_snapshots() -> Iterable[Case]:
+    """fp32 snapshots for those of ``SEED_GROUPS`` that the test suite has with bf16 alone: tables list both."""
+    for case in CASES.values():
+        if case.group in SEED_GROUPS and case.group != "snapshot":
+            yield replace(case, id=f"{case.id}-fp32", snapshot_dtype="fp32")
+
+
+GDN_CASES: dict[str, Case] = {**CASES, **GRID, **{case.id: case for case in _other_snapshots()}}
+"""The cases of the test suite, the grid of the benches, and what tables list beside them, by id."""
 
 
 def pick(cases: Mapping[str, T], patterns: Sequence[str]) -> dict[str, T]:

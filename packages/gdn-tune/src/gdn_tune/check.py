@@ -12,12 +12,13 @@ from gdn_runtime.tables import Provenance, parse_provenance, table_files
 from .formats import TableFormat, choice_text, of_kernel
 from .tablefile import Table, TableError, read
 
-Level = Literal["error", "note"]
+Level = Literal["error", "note", "fact"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about ``row`` (counted from 0; None: the whole) of ``file``. A "note" is worth knowing, not wrong.
+    """Something about ``row`` (counted from 0; None: the whole) of ``file``. A "note" is worth knowing, not wrong; a
+    "fact" is as it should be.
 
     ``kind``: "file", "schema", "illegal", "conflict", "duplicate", "override", "rule" or "provenance".
     """
@@ -103,7 +104,9 @@ def _check_table(form: TableFormat, table: Table, file: Path, seen: dict[tuple[A
         if form.op is not None:
             ruled, inputs = form.rule(row)
             if ruled == new.choice:
-                yield finding("note", "rule", index, f"the rule gives {choice_text(ruled)} without it: {inputs}")
+                # A modelled row is there for its shape, which ahead-of-time compilation reads, whatever it says.
+                level: Level = "fact" if new.modelled else "note"
+                yield finding(level, "rule", index, f"the rule gives {choice_text(ruled)} without it: {inputs}")
     for name in provenances.keys() - named:
         yield finding("note", "provenance", None, f"{name}: no row is from there")
 

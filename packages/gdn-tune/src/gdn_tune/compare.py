@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gdn_runtime.tables import table_files
+from gdn_runtime.tables import replaces, table_files
 
 from .export import Row, rows_of
 from .formats import of_kernel
@@ -44,7 +44,7 @@ class Comparison:
 
 
 def load(path: Path) -> dict[str, Calls]:
-    """Rows of the tables in ``path`` by kernel and key; the first of two for the same call in a file, the later file.
+    """Rows of the tables in ``path`` by kernel and key; of two for the same call the one that the runtime takes.
 
     Raises ValueError for what is no table or no row: ``check`` says more.
     """
@@ -56,7 +56,13 @@ def load(path: Path) -> dict[str, Calls]:
             rows = rows_of(table)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
-        found.setdefault(table.kernel, {}).update({form.key_of(row.fields): row for row in reversed(rows)})
+        calls, here = found.setdefault(table.kernel, {}), set[tuple[Any, ...]]()
+        for row in rows:
+            key = form.key_of(row.fields)
+            old = calls.get(key)
+            if old is None or replaces(old_modelled=old.modelled, new_modelled=row.modelled, same_file=(key in here)):
+                calls[key] = row
+                here.add(key)
     return found
 
 

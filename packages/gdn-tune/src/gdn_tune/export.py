@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,13 @@ from gdn_runtime.tables import parse_provenance
 
 from .formats import Choice, TableFormat, choice_text, of_kernel, of_op
 from .records import Facts, Key, Op, Sample
-from .spread import Spread
+from .spread import SURE, Spread
 from .tablefile import Fields, Table
 
 SOURCE = "gdn-tune"
+MODEL_GAP = 0.05
+"""Modelled cycles of two candidates are apart only beyond this share of them: 64 rows of the state for 32 scans on 80
+compute units, which were timed (with another kernel) as faster than 32, are 5 % behind in the model."""
 
 
 class ExportError(ValueError):
@@ -39,24 +43,26 @@ class Row:
 
 @dataclass
 class Export:
-    """``table``, and what happened: rows that are new, tied, kept from the base; ``notes`` say the rest in words."""
+    """``table``, and what happened: rows that are new, tied, kept from the base, left out; ``notes`` say the rest in
+    words."""
 
     table: Table
     new: int = 0
     modelled: int = 0
     tied: int = 0
     kept: int = 0
+    left_out: int = 0
     notes: list[str] = field(default_factory=list)
 
 
-def export(samples: Iterable[Sample], base: Sequence[Table] = ()) -> list[Export]:
+def export(samples: Iterable[Sample], base: Sequence[Table] = (), without: Sequence[Table] = ()) -> list[Export]:
     """Tables of ``samples``, one for each kernel and architecture that has some, by name.
 
     For each call the run with the most candidates counts, timed ones before modelled ones, later ones before earlier:
     times of different devices, toolchains or protocols are never compared. Of its candidates that were right the one
     with the smallest median wins; where the rule's choice cannot be told apart from that, the rule's wins, and the
     provenance names all that are tied. Rows of ``base`` stay where the samples have nothing better: a modelled row does
-    not replace a measured one.
+    not replace a measured one. Calls that a table of ``without`` has get no row: whoever reads both reads theirs.
 
     Raises ExportError for facts that are no row of the table, TableError's ValueError for a base that is not sound.
     """
@@ -69,13 +75,17 @@ def export(samples: Iterable[Sample], base: Sequence[Table] = ()) -> list[Export
         if form is None:
             found.append(Export(Table(op, arch), notes=[f"{arch} {op}: no call looks up a table, the rule stays"]))
             continue
-        bases = [table for table in base if (table.kernel, table.arch) == (form.kernel, arch)]
-        found.append(_export(form, arch, group, bases))
+        bases, others = (
+            [table for table in tables if (table.kernel, table.arch) == (form.kernel, arch)]
+            for tables in (base, without)
+        )
+        found.append(_export(form, arch, group, bases, others))
     return found
 
 
-def _export(form: TableFormat, arch: str, samples: list[Sample], bases: list[Table]) -> Export:
+def _export(form: TableFormat, arch: str, samples: list[Sample], bases: list[Table], others: list[Table]) -> Export:
     result = Export(Table(form.kernel, arch))
+    elsewhere = {form.key_of(row.fields) for table in others for row in rows_of(table)}
     rows: dict[tuple[Any, ...], Row] = {}
     for table in bases:
         for row in rows_of(table):
@@ -97,6 +107,9 @@ def _export(form: TableFormat, arch: str, samples: list[Sample], bases: list[Tab
             result.notes.append(f"{what}: no candidate was right")
             continue
         place = form.key_of(new.fields)
+        if place in elsewhere:
+            result.left_out += 1
+            continue
         old = rows.get(place)
         if old is not None and new.modelled and not old.modelled:
             result.notes.append(f"{what}: measured in the base, modelled here: the base's row stays")
@@ -185,7 +198,8 @@ def candidates(samples: Iterable[Sample]) -> list[Candidate]:
             continue
         if last.key.modelled:
             assert last.cycles is not None, "an ok sample that was modelled has cycles"
-            found.append(Candidate(same, Spread(last.cycles, 0.0, 1)))
+            error = last.cycles * MODEL_GAP / (SURE * math.sqrt(2))  # that of each, of which two make the gap
+            found.append(Candidate(same, Spread(last.cycles, error, 1)))
         else:
             found.append(Candidate(same, Spread.of([time for s in same for time in s.times_us])))
     return sorted(found, key=lambda each: (each.spread.median, each.key.config.text))

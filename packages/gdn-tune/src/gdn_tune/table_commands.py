@@ -47,6 +47,10 @@ def export(
             "--base", metavar="TABLE", help="Keep rows of it that the store has nothing better for.", exists=True
         ),
     ] = [],  # noqa: B006
+    without: Annotated[
+        list[Path],
+        typer.Option("--without", metavar="TABLE", help="Leave out calls that it has; may be repeated.", exists=True),
+    ] = [],  # noqa: B006
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -66,9 +70,9 @@ def export(
     if not samples:
         failed(f"{store}: there are no such samples")
         raise typer.Exit(1)
-    bases = [usage(functools.partial(tablefile.read, path)) for path in base]
+    bases, others = ([usage(functools.partial(tablefile.read, path)) for path in paths] for paths in (base, without))
     try:
-        found = export_samples(samples, bases)
+        found = export_samples(samples, bases, others)
     except ValueError as error:
         failed(f"{type(error).__name__}: {error}")
         raise typer.Exit(1) from error
@@ -76,7 +80,7 @@ def export(
     if as_json:
         print_json(report)
     elif not quiet:
-        columns = ("kernel", "arch", "rows", "new", "modelled", "tied", "kept", "file")
+        columns = ("kernel", "arch", "rows", "new", "modelled", "tied", "kept", "left_out", "file")
         print_table("", columns, ([str(row[name]) for name in columns] for row in report))
         for each in found:
             for note in each.notes:
@@ -89,7 +93,7 @@ def write_export(made: Export, out: Path) -> dict[str, Any]:
     path = out / table.arch / f"{table.kernel}.json"
     if table.rows:
         tablefile.write(path, table.text())
-    counts = {name: getattr(made, name) for name in ("new", "modelled", "tied", "kept", "notes")}
+    counts = {name: getattr(made, name) for name in ("new", "modelled", "tied", "kept", "left_out", "notes")}
     return {
         "kernel": table.kernel,
         "arch": table.arch,
@@ -108,11 +112,12 @@ def check(
     """Say what is wrong with tuned tables.
 
     Errors: no table, rows that the runtime skips, rows that no kernel can serve, two choices for one call. Notes: rows
-    that repeat another, override one of another file, or say what the rule gives without them; provenances that no row
-    has, and rows without one. Exit status 1 if there are errors, with --strict if there are notes.
+    that repeat another, override one of another file, or were timed and say what the rule gives without them;
+    provenances that no row has, and rows without one. Exit status 1 if there are errors, with --strict if there are
+    notes. Modelled rows that say what the rule gives are counted and no more: they name shapes to compile.
     """
     findings, counts = find_faults(tables)
-    bad = [finding for finding in findings if strict or finding.level == "error"]
+    bad = [finding for finding in findings if finding.level == "error" or (strict and finding.level == "note")]
     if as_json:
         print_json({"files": counts, "findings": [finding.as_dict() for finding in findings]})
     else:
@@ -126,7 +131,8 @@ def check(
                 mine = [finding for finding in findings if finding.file == file]
                 errors = sum(finding.level == "error" for finding in mine)
                 ruled = sum(finding.kind == "rule" for finding in mine)
-                counted = f"{rows} rows, {errors} errors, {len(mine) - errors} notes"
+                notes = sum(finding.level == "note" for finding in mine)
+                counted = f"{rows} rows, {errors} errors, {notes} notes"
                 say(f"{file}: {counted}; {ruled} rows say what the rule gives")
     raise typer.Exit(1 if bad else 0)
 

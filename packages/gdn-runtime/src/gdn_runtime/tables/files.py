@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ..spec import AMD_ARCHS
 from .rows import Provenance, parse_provenance
 
 FORMAT = 1
 PACKAGED = Path(__file__).parent
-"""The tables that ship with the package: ARCH/KERNEL.json in this folder."""
+"""The tables that ship with the package: ARCH/KERNEL.json in this folder, and in its folder ``GRID``."""
+COMPILED = tuple(PACKAGED / arch for arch in AMD_ARCHS)
+"""The packaged tables whose shapes are compiled ahead of time unless others are named."""
+GRID = PACKAGED / "grid"
+"""The packaged tables of all model shapes on all cards: calls look their rows up like any other's."""
 
 R = TypeVar("R")
 
@@ -40,6 +45,12 @@ class Located(Generic[R]):
 def packaged_file(arch: str, kernel: str) -> Path:
     """Where the package keeps its table of ``kernel`` for ``arch``; it need not exist."""
     return PACKAGED / arch / f"{kernel}.json"
+
+
+def replaces(*, old_modelled: bool, new_modelled: bool, same_file: bool) -> bool:
+    """Whether of two rows for one call the one that is read later counts: what was measured beats what was modelled;
+    of two of a kind a later file's wins, and in one file the first."""
+    return old_modelled if old_modelled != new_modelled else not same_file
 
 
 def table_files(path: Path) -> list[Path]:

@@ -7,11 +7,12 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import env
 from ..errors import value_error
 from ..spec import SCAN_BLOCK_V
-from .files import PACKAGED, Located, read_rows, table_files, warn
+from .files import PACKAGED, Located, read_rows, replaces, table_files, warn
 from .rows import KERNEL, ScanKey, ScanRow, parse_row
 from .rules import Rule, rule_block_v
 
@@ -80,12 +81,15 @@ def _add(rows: dict[ScanKey, Located[ScanRow]], new: Located[ScanRow]) -> None:
     if old is None:
         rows[new.row.key] = new
         return
-    old_modelled, new_modelled = old.row.provenance.modelled, new.row.provenance.modelled
-    replaces = old_modelled if old_modelled != new_modelled else old.file != new.file
+    later = replaces(
+        old_modelled=old.row.provenance.modelled,
+        new_modelled=new.row.provenance.modelled,
+        same_file=old.file == new.file,
+    )
     if old.file == new.file and old.row.block_v != new.row.block_v:
         pair = f"{old} (block_v={old.row.block_v}) and {new} (block_v={new.row.block_v})"
-        warn(f"table {pair} disagree; {new if replaces else old} kept")
-    if replaces:
+        warn(f"table {pair} disagree; {new if later else old} kept")
+    if later:
         rows[new.row.key] = new
 
 
@@ -119,7 +123,7 @@ def _choose(key: ScanKey, rule: Rule, override: int | None, rows: ScanTable) -> 
     return block_v, f'block_v={block_v} by rule "{rule}", no table row: {inputs}'
 
 
-def describe(found: Located[ScanRow]) -> str:
+def describe(found: Located[Any]) -> str:
     """File, index, time and origin of a row, in words."""
     origin = found.row.provenance
     facts = [

@@ -24,18 +24,21 @@ VK_WORKGROUPS = 256
 """Workgroups at which the vk rule calls the device full: one for each compute unit of an MI355X."""
 
 
-def gdn_block_v(*, compute_units: int, num_heads: int, total_chunks: int, max_seq_chunks: int) -> int:
-    """16 rows while every such workgroup has a compute unit for itself, 64 once even those outnumber them, 32 between.
+def gdn_block_v(*, arch: str, compute_units: int, num_heads: int, total_chunks: int, max_seq_chunks: int) -> int:
+    """16 rows while every such workgroup has a compute unit for itself, then 32; 64 once even those of 64 outnumber the
+    compute units, on gfx950 once those of 32 do.
 
     H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split
     into 128 / block_v workgroups. A narrow tile shortens the chain of one chunk, but two of them on one compute unit
-    take longer than one of twice the width, and read w and k twice. In the cycle model of the kernels' prototypes this
-    is the best tile for every number of scans, on gfx942 with 80, 228 and 304 compute units and gfx950 with 256.
+    take longer than one of twice the width (on gfx942 32 rows do not), and read w and k twice. In the cycle model of
+    the kernels no tile is more than 6 % faster for any number of scans, on gfx942 with 80, 228 and 304 compute units
+    and gfx950 with 256.
     """
     scans = num_heads * total_chunks
-    if HEAD_DIM // 64 * scans > compute_units * max_seq_chunks:
+    full = compute_units * max_seq_chunks
+    if HEAD_DIM // (32 if arch == "gfx950" else 64) * scans > full:
         return 64
-    return 32 if HEAD_DIM // 16 * scans > compute_units * max_seq_chunks else 16
+    return 32 if HEAD_DIM // 16 * scans > full else 16
 
 
 def seed_block_v(*, compute_units: int, lds_bytes: int, num_heads: int, total_chunks: int, max_seq_chunks: int) -> int:
@@ -76,6 +79,7 @@ def rule_block_v(
     inputs = f"{scans:.0f} scans at a time on {compute_units} compute units"
     if rule == "gdn":
         picked = gdn_block_v(
+            arch=arch,
             compute_units=compute_units,
             num_heads=num_heads,
             total_chunks=total_chunks,

@@ -1,7 +1,8 @@
 """Tuned tables: budgets of decode problems, and which shapes are compiled ahead of time.
 
-Files are as those of gdn_runtime.tables (``kernel`` is "pa_decode"): the packaged ones, ``ARCH.json`` in this folder,
-and those of GDN_TABLES, a later one winning. Faults of files and rows are warnings.
+Files are as those of gdn_runtime.tables (``kernel`` is "pa_decode"): the packaged ones, ``ARCH.json`` in this folder
+and ``GRID``, and those of GDN_TABLES. Of two rows for one problem that counts which would there. Faults of files and
+rows are warnings.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from pathlib import Path
 
 from gdn_runtime import env
 from gdn_runtime.arch import parse_arch
-from gdn_runtime.tables import Located, Provenance, count, flag, read_rows, table_files
+from gdn_runtime.spec import AMD_ARCHS
+from gdn_runtime.tables import Located, Provenance, count, flag, read_rows, replaces, table_files
 
 from ..geometry import DecodeGeometry
 
 KERNEL = "pa_decode"
 PACKAGED = Path(__file__).parent
+COMPILED = tuple(PACKAGED / f"{arch}.json" for arch in AMD_ARCHS)
+"""The packaged tables whose problems are compiled ahead of time unless others are named."""
+GRID = PACKAGED / "grid"
+"""The packaged tables of the problems of the public measurements: looked up like any other's."""
 COUNTS = {
     "cu_num": "compute_units",
     "B": "batch",
@@ -78,13 +84,16 @@ def tuned_budget(geometry: DecodeGeometry) -> int | None:
 @functools.lru_cache(maxsize=16)
 def _table(paths: str) -> dict[DecodeGeometry, int]:
     named = [Path(entry).expanduser() for entry in paths.split(os.pathsep) if entry.strip()]
-    found: dict[DecodeGeometry, BudgetRow] = {}
-    for located in rows([PACKAGED, *named]):
-        old = found.get(located.row.geometry)
-        # What was measured is not overridden by what was not.
-        if old is None or old.provenance.modelled or not located.row.provenance.modelled:
-            found[located.row.geometry] = located.row
-    return {geometry: row.budget for geometry, row in found.items()}
+    found: dict[DecodeGeometry, Located[BudgetRow]] = {}
+    for new in rows([PACKAGED, *named]):
+        old = found.get(new.row.geometry)
+        if old is None or replaces(
+            old_modelled=old.row.provenance.modelled,
+            new_modelled=new.row.provenance.modelled,
+            same_file=old.file == new.file,
+        ):
+            found[new.row.geometry] = new
+    return {geometry: located.row.budget for geometry, located in found.items()}
 
 
 def _key(geometry: DecodeGeometry) -> DecodeGeometry:

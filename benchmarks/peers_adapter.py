@@ -62,7 +62,7 @@ K_SCALE, V_SCALE = 0.5, 0.25
 
 
 def attn() -> tuple[Callable[[Any], Callable[[], Tensor]], float]:
-    """Paged decode over a packed FP8 cache. The kernel for Hopper is as exact as bf16; where the Triton kernel runs, the
+    """Paged decode over a packed FP8 cache. The Hopper kernel is as exact as bf16; where the Triton kernel runs, the
     query and P are rounded to FP8, as by kernels of other libraries: hence the tolerance."""
 
     def make(case: Any) -> Callable[[], Tensor]:

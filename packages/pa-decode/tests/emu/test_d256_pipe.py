@@ -15,8 +15,9 @@ from torch import Tensor
 from pa_decode import pack_k, pack_v
 from pa_decode.layouts import unpack_k, unpack_v
 from pa_testing.attention import attend, check_partials, flavour, work_of
-from pa_testing.pipe_cases import CASES, STALE, TWINS, arch_of, problem, spec_for, tasks
+from pa_testing.pipe_cases import CASES, STALE, TWINS, arch_of, options, problem, spec_for, tasks
 from pa_testing.probes import at_the_end
+from pa_testing.sentinels import edges, sentinels
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,38 +100,13 @@ def _off_by_one(table: Tensor) -> Tensor:
 def test_boundary_sentinels(name: str) -> None:
     """One token has all the weight and the only value: seen up to the position of a row and from the window's first
     token on, and not one further; also on the edges of pages, tiles and tasks."""
-    length, window = CASES[name]["query_length"], CASES[name].get("window", 0)
-    contexts, places = [], []
-    for context in (512, 513, 512 + length - 1, 512 + length, 767):
-        first, last = context - length, context - 1  # positions of the rows
-        edges = {first, first + 1, last, context, 0, CASES[name]["page"], 255, 256}
-        if window:
-            edges |= {first - window, first - window + 1, last - window, last - window + 1}
-        for place in sorted(edges):
-            contexts.append(context)
-            places.append(place)
-    page = CASES[name]["page"]
-    values = []
-    for context, place in zip(contexts, places, strict=True):
-        x = torch.zeros((-(-context // page) * page, 1, 256))
-        if place < context:
-            x[place] = 1.0
-        values.append(x.unflatten(0, (-1, page)))
-    ones = torch.cat(values)
-    inputs = problem(name, contexts, kv_heads=1, k=ones, v=ones / 16, scale_spread=1.0)
-    for which in ("k_scale", "v_scale") if inputs.v_scale.dim() > 1 else ():
-        scale = getattr(inputs, which)  # 0 of tokens without values
-        inputs = dataclasses.replace(inputs, **{which: torch.where(scale > 0, scale, scale.amax())})
-    inputs = dataclasses.replace(inputs, query=torch.ones_like(inputs.query), softmax_scale=20 / 256)
-    work = work_of(inputs, len(contexts) + 4)
-    out = attend(inputs, spec_for(name, inputs), work).out[0]
-    group = CASES[name]["group"]
-    for slot, (sequence, start, end, context) in enumerate(work.tolist()):
-        place = places[sequence]
-        for row in range(length * group if start < end else 0):
-            position = context - length + row // group
-            sees = 256 * start <= place < 256 * end and place <= position and (not window or position - window < place)
-            assert bool((out[slot, row] > 0.05).all() if sees else not out[slot, row].any()), (slot, row, place)
+    length, window, page = CASES[name]["query_length"], CASES[name].get("window", 0), CASES[name]["page"]
+    contexts = (512, 513, 512 + length - 1, 512 + length, 767)
+    fixed = {0, page, 255, 256}
+    cases = [(context, place) for context in contexts for place in sorted(fixed | edges(context, length, window))]
+    found = sentinels(cases, **options(name))
+    work = work_of(found.inputs, len(cases) + 4)
+    found.check(work, attend(found.inputs, spec_for(name, found.inputs), work).out)
 
 
 @pytest.mark.parametrize("name", ["950-16-token-packed-32", "942-64-tensor-packed-24-window"])

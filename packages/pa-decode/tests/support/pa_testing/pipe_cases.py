@@ -42,19 +42,19 @@ def arch_of(name: str) -> str:
     return f"gfx{name[:3]}"
 
 
-def problem(name: str, contexts: list[int], **changes: Any) -> DecodeInputs:
-    """A case with some of its options changed; stale ids are ``STALE``."""
-    options = {
-        "kv_heads": 2,
-        "head_dim": 256,
+def options(name: str) -> dict[str, Any]:
+    """A case as arguments of ``make_inputs``."""
+    return {
         "scale_mode": name.split("-")[2],
         "flavour": flavour(arch_of(name)),
         "dtype": torch.float16 if "window" in name else torch.bfloat16,
-        "scale_spread": 3.0,
         **CASES[name],
-        **changes,
     }
-    inputs = make_inputs(contexts, **options)
+
+
+def problem(name: str, contexts: list[int], **changes: Any) -> DecodeInputs:
+    """A case with some of its options changed; stale ids are ``STALE``."""
+    inputs = make_inputs(contexts, **({"kv_heads": 2, "head_dim": 256, "scale_spread": 3.0} | options(name) | changes))
     inputs.block_tables[inputs.block_tables == 2**31 - 1] = STALE
     return inputs
 

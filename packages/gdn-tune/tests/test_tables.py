@@ -390,7 +390,10 @@ def test_explain_a_whole_block() -> None:
     ("arguments", "message"),
     [
         (("--shape", "H=32 lens=64", "--arch", "gfx90a"), "gfx90a"),
-        (("--shape", "H=32 lens=64", "--arch", "sm90"), "arch: got 'sm90'"),
+        (("--shape", "H=32 lens=64", "--arch", "sm100"), "arch: got 'sm100'"),
+        (("--shape", "H=32 lens=64", "--arch", "gfx950", "--op", "prepare"), "tables of prepare are looked up on sm90"),
+        (("--shape", "H=5 Hg=2 lens=64", "--arch", "sm90"), "expected a multiple of Hg=2"),
+        (("--shape", "H=32 lens=0", "--arch", "sm90", "--op", "block"), "T_flat: got 0"),
         (("--shape", "H=32", "--arch", "gfx942"), "expected lens=... or dense=B,T"),
         (("--shape", "lens=64", "--arch", "gfx942"), "shape: lacks H"),
         (("--shape", "H=32 lens=64 lens=64", "--arch", "gfx942"), "got 'lens=64'"),

@@ -93,10 +93,10 @@ VARIABLES: tuple[Var, ...] = (
     Var(
         "GDN_PREFILL",
         "choice",
-        "fast",
+        _AUTO,
         "Path of the block on the backend triton. fast: two to four kernels without snapshots, w and u, where they "
-        "take the call (sm90, Triton 3.6; see `explain`). staged: K1..K6.",
-        PREFILL_PATHS,
+        "take the call (sm90, Triton 3.6; see `explain`). staged: K1..K6. auto: as tuned, else fast.",
+        (_AUTO, *PREFILL_PATHS),
     ),
     Var(
         "GDN_AMD_ROUTE",

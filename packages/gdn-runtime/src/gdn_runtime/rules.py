@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from .arch import ArchFacts
 from .errors import UnsupportedError
-from .plan import cdiv
 from .spec import (
     CHUNK,
     FAST_ARCH,
     HEAD_DIM,
     Dtype,
+    FastConfig,
     FastPrefillSpec,
     FusedPrepareSpec,
     L2NormSpec,
@@ -28,7 +28,7 @@ from .spec import (
     VkStateScanSpec,
     VSplitScanSpec,
 )
-from .tables import ScanKey, vk_block_v
+from .tables import LaunchCall, ScanKey, vk_block_v
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,27 @@ class Problem:
             state_dtype=self.state_dtype,
             total_chunks=self.total_chunks,
             max_seq_chunks=self.max_seq_chunks,
+        )
+
+    def launch_call(self) -> LaunchCall | None:
+        """What a row of the tables of launch configurations must match; None for calls that they do not list: fp16 data
+        and gates per key."""
+        if self.dtype != "bf16" or self.use_gk:
+            return None
+        return LaunchCall(
+            arch=self.arch.name,
+            compute_units=self.compute_units,
+            num_heads=self.num_heads,
+            num_key_heads=self.num_key_heads,
+            is_varlen=self.is_varlen,
+            total_chunks=self.total_chunks,
+            num_seqs=self.num_seqs,
+            max_seq_chunks=self.max_seq_chunks,
+            gated=self.use_g,
+            use_initial_state=self.use_initial_state,
+            store_final_state=self.store_final_state,
+            snapshot_dtype=self.snapshot_dtype,
+            state_dtype=self.state_dtype,
         )
 
 
@@ -161,9 +182,6 @@ FAST_TRITON = (3, 6)
 MIN_SEGMENTED = 64
 """Chunks of the longest sequence: 40 chunks and 64 programs take 83 us as a whole and 88 in segments of 16."""
 
-MAX_MAPS = 1024
-"""Segments and value heads, counting those that short sequences do not have: their maps and states take 192 KB each."""
-
 MAX_FAST_GATES = 2**31 - 1
 """The copy engine counts in 32 bits; three numbers per token and value head are the most that it counts here."""
 
@@ -198,7 +216,7 @@ def segment_chunks(problem: Problem) -> tuple[int, str]:
     if 2 * programs > p.compute_units or p.max_seq_chunks < MIN_SEGMENTED:
         return 0, f"whole sequences, {why}"
     size = 32 if programs * p.max_seq_chunks >= 32 * p.compute_units else 16
-    if p.num_seqs * p.num_heads * cdiv(p.max_seq_chunks, size) > MAX_MAPS:
+    if FastConfig(True, size).refusal(num_heads=p.num_heads, num_seqs=p.num_seqs, max_seq_chunks=p.max_seq_chunks):
         return 0, f"whole sequences, {why}, but too many of them for maps of their segments"
     return size, f"segments of {size} chunks, {why}"
 
@@ -215,7 +233,14 @@ def p_in_scan(problem: Problem) -> tuple[bool, str]:
     return True, "P formed in the scan"
 
 
-def fast_prefill_spec(problem: Problem, p_in_scan: bool, segment: int) -> FastPrefillSpec:
+def fast_config(problem: Problem) -> tuple[FastConfig, str]:
+    """The rules of ``p_in_scan`` and ``segment_chunks`` together."""
+    in_scan, where = p_in_scan(problem)
+    segment, why = segment_chunks(problem)
+    return FastConfig(in_scan, segment), f"{where}; {why}"
+
+
+def fast_prefill_spec(problem: Problem, config: FastConfig) -> FastPrefillSpec:
     """The spec of the fast path for ``problem``."""
     p = problem
     return FastPrefillSpec(
@@ -230,8 +255,8 @@ def fast_prefill_spec(problem: Problem, p_in_scan: bool, segment: int) -> FastPr
         store_final_state=p.store_final_state,
         use_state_indices=p.use_state_indices,
         use_state_mask=p.use_state_mask,
-        p_in_scan=p_in_scan,
-        segment_chunks=segment,
+        p_in_scan=config.p_in_scan,
+        segment_chunks=config.segment_chunks,
     )
 
 

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import torch
 
@@ -25,6 +25,7 @@ from .rules import (
     TPRIME_BLOCK_V,
     Problem,
     check_code_objects,
+    fast_config,
     fast_prefill_spec,
     fast_refusal,
     fused_prepare_spec,
@@ -33,11 +34,9 @@ from .rules import (
     opt_spec,
     output_config,
     output_spec,
-    p_in_scan,
     prepare_config,
     prepare_spec,
     prepare_variant,
-    segment_chunks,
     state_scan_config,
     state_scan_spec,
     tprime_block_v,
@@ -52,25 +51,33 @@ from .spec import (
     CHUNK,
     CODE_OBJECT_BACKENDS,
     SCAN_BLOCK_V,
+    TUNED_ARCHS,
     Backend,
     Dtype,
+    FastConfig,
     FastPrefillSpec,
     FusedPrepareSpec,
     KernelSpec,
     L2NormSpec,
     OptStateScanSpec,
+    OutputConfig,
     OutputSpec,
+    PrepareConfig,
     PrepareMode,
     PrepareSpec,
     Rounding,
     ScanKernel,
+    StateScanConfig,
     StateScanSpec,
     TPrepareSpec,
     VkStateScanSpec,
     VSplitScanSpec,
 )
+from .tables import LaunchRow, Located
 
 C = TypeVar("C")
+Rows: TypeAlias = tables.ScanTable | tables.LaunchTable | None
+"""The tables that selection looks into on an architecture."""
 
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 SCAN_KERNELS: dict[str, ScanKernel] = {"opt": "opt", "mfma16_hip": "opt", "vk": "vk"}
@@ -355,7 +362,11 @@ def select(problem: Problem, device: torch.device, request: Request | None = Non
     """
     request = Request(**options) if request is None else request
     settings = env.settings()
-    rows = tables.table() if problem.arch.vendor == "amd" else None
+    rows: Rows = None
+    if problem.arch.vendor == "amd":
+        rows = tables.table()
+    elif problem.arch.name in TUNED_ARCHS:
+        rows = tables.launch_table(settings.tables)
     found: tuple[Bundle, ...] = ()
     if request.backend == settings.backend == "auto" and device.type != "cpu" and problem.arch.name in AMD_ARCHS:
         found = bundles(problem.arch.name)
@@ -368,10 +379,11 @@ def _select(
     device: torch.device,
     request: Request,
     settings: env.Settings,
-    rows: tables.ScanTable | None,
+    rows: Rows,
     found: tuple[Bundle, ...],
 ) -> Selection:
-    del rows  # in the key only: choose_block_v looks them up
+    # Rows of AMD are in the key only: choose_block_v looks them up.
+    launches = rows if isinstance(rows, tables.LaunchTable) else None
     arch = request.arch
     if arch is not None and parse_arch(arch).name != problem.arch.name:
         raise UnsupportedError(f"arch for tensors on {device}", got=repr(arch), supported=[problem.arch.name])
@@ -391,13 +403,19 @@ def _select(
     for backend in {chosen, chosen_prepare} & CODE_OBJECT_BACKENDS:
         check_code_objects(problem, backend)
 
-    fast = _fast(problem, chosen, request, settings, reasons)
+    fast = _fast(problem, chosen, request, settings, launches, reasons)
     # The stages' specs stand beside the fast path's, for whoever runs one of them alone; their reasons do not.
     why_stages = reasons if fast is None else []
     vsplit = _route(problem, chosen, chosen_prepare, request, settings, found, why_stages)
-    prepare = _prepare(problem, chosen_prepare, settings, vsplit is not None, why_stages)
-    scan = _state_scan(problem, chosen, request, settings, vsplit, why_stages)
-    output = output_spec(problem, _ruled(output_config, problem, why_stages, "output", chosen))
+    prepare = _prepare(problem, chosen_prepare, settings, launches, vsplit is not None, why_stages)
+    scan = _state_scan(problem, chosen, request, settings, launches, vsplit, why_stages)
+    row = _row(launches, "block", problem, chosen)
+    if row is not None and isinstance(row.row.config, OutputConfig):
+        config = row.row.config
+        why_stages.append(f"output: {_from_table(row)}")
+    else:
+        config = _ruled(output_config, problem, why_stages, "output", chosen)
+    output = output_spec(problem, config)
     selection = Selection(
         arch=problem.arch.name,
         prepare_backend=chosen_prepare,
@@ -461,11 +479,31 @@ def _vsplit(problem: Problem, request: Request, block_v: int) -> VSplitScanSpec:
     return vsplit_spec(problem, block_v, request.rounding or opt_rounding(problem.arch.name, block=True))
 
 
+def _row(
+    launches: tables.LaunchTable | None, kernel: tables.LaunchKernel, problem: Problem, backend: Backend
+) -> Located[LaunchRow] | None:
+    """The row of the tables of launch configurations for a call, if there is one."""
+    if launches is None or not len(launches) or backend != "triton":
+        return None
+    call = problem.launch_call()
+    return None if call is None else launches.get(kernel, call)
+
+
+def _from_table(found: Located[LaunchRow]) -> str:
+    config = " ".join(f"{name}={value}" for name, value in asdict(found.row.config).items())
+    return f"{config} from the tuned table, {tables.describe(found)}"
+
+
 def _fast(
-    problem: Problem, backend: Backend, request: Request, settings: env.Settings, reasons: list[str]
+    problem: Problem,
+    backend: Backend,
+    request: Request,
+    settings: env.Settings,
+    launches: tables.LaunchTable | None,
+    reasons: list[str],
 ) -> FastPrefillSpec | None:
     """The spec of the fast path if it serves the call; else None, with the reason if it was asked for."""
-    if backend != "triton" or settings.prefill != "fast" or "output" not in request.stages:
+    if backend != "triton" or settings.prefill == "staged" or "output" not in request.stages:
         return None
     refusal = fast_refusal(problem, _triton_version())
     if request.prepare_backend not in (None, "auto"):
@@ -475,20 +513,36 @@ def _fast(
     if refusal is not None:
         reasons.append(f"stages K1..K6, not the fast path: {refusal}")
         return None
-    in_scan, where = p_in_scan(problem)
-    segment, why = segment_chunks(problem)
-    reasons.append(f"fast path, no snapshots, w or u: {where}; {why}")
-    return fast_prefill_spec(problem, in_scan, segment)
+    row = _row(launches, "block", problem, backend)
+    if row is not None and isinstance(row.row.config, FastConfig):
+        config, why = row.row.config, _from_table(row)
+    elif row is not None and settings.prefill == "auto":
+        reasons.append(f"stages K1..K6, not the fast path: the tuned table says so, {tables.describe(row)}")
+        return None
+    else:
+        config, why = fast_config(problem)
+    reasons.append(f"fast path, no snapshots, w or u: {why}")
+    return fast_prefill_spec(problem, config)
 
 
 def _prepare(
-    problem: Problem, backend: Backend, settings: env.Settings, tprime: bool, reasons: list[str]
+    problem: Problem,
+    backend: Backend,
+    settings: env.Settings,
+    launches: tables.LaunchTable | None,
+    tprime: bool,
+    reasons: list[str],
 ) -> PrepareSpec | FusedPrepareSpec | TPrepareSpec:
     if tprime:
         return tprime_prepare_spec(problem)
     if backend in CODE_OBJECT_BACKENDS:
         return fused_prepare_spec(problem, _ruled(prepare_variant, problem, reasons, "prepare", backend))
-    config = _ruled(prepare_config, problem, reasons, "prepare", backend)
+    row = _row(launches, "prepare", problem, backend)
+    if row is not None:
+        config = cast(PrepareConfig, row.row.config)
+        reasons.append(f"prepare: {_from_table(row)}")
+    else:
+        config = _ruled(prepare_config, problem, reasons, "prepare", backend)
     if backend != "reference" and settings.prepare_mode != "auto":
         config = replace(config, mode=cast(PrepareMode, settings.prepare_mode))
         reasons.append(f"prepare: mode={settings.prepare_mode} from GDN_PREPARE_MODE")
@@ -500,13 +554,19 @@ def _state_scan(
     backend: Backend,
     request: Request,
     settings: env.Settings,
+    launches: tables.LaunchTable | None,
     vsplit: int | None,
     reasons: list[str],
 ) -> StateScanSpec | OptStateScanSpec | VkStateScanSpec | VSplitScanSpec:
     if backend in CODE_OBJECT_BACKENDS:
         return _code_object_scan(problem, request, settings, vsplit, reasons)
     _refuse_scan_options(request, backend)
-    config = _ruled(state_scan_config, problem, reasons, "state scan", backend)
+    row = _row(launches, "state_scan", problem, backend)
+    if row is not None:
+        config = cast(StateScanConfig, row.row.config)
+        reasons.append(f"state scan: {_from_table(row)}")
+    else:
+        config = _ruled(state_scan_config, problem, reasons, "state scan", backend)
     if backend != "reference" and settings.k5_block_v is not None:
         config = replace(config, block_v=settings.k5_block_v)
         reasons.append(f"state scan: block_v={settings.k5_block_v} from GDN_K5_BLOCK_V")

@@ -1,7 +1,8 @@
 """What can be chosen for a call: every candidate of an op that has a kernel, the rule's choice first.
 
 A config is the choice alone; with the call's ``Problem`` or geometry it gives the specs of the kernels (``specs_of``).
-Whether a kernel exists, the ``check`` of its spec decides and nothing here.
+Whether a kernel exists, the ``check`` of its spec decides and nothing here; what tables may hold on NVIDIA,
+``gdn_runtime.spec.config_refusal``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gdn_runtime.spec import (
     PREPARE_MODES,
     SCAN_BLOCK_V,
     VSPLIT_BLOCK_V,
+    FastConfig,
     FastPrefillSpec,
     FusedPrepareSpec,
     OptStateScanSpec,
@@ -32,6 +34,7 @@ from gdn_runtime.spec import (
     StateScanSpec,
     TPrepareSpec,
     VSplitScanSpec,
+    config_refusal,
 )
 from pa_decode import DecodeGeometry, PaDecodeSchedule
 
@@ -39,7 +42,7 @@ Config = dict[str, Any]
 
 NUM_WARPS = (1, 2, 4, 8)
 NUM_STAGES = (1, 2, 3, 4)
-"""Depths of the software pipeline: beyond 4 the tiles of no kernel fit the shared memory of an sm90."""
+"""Depths of the software pipeline of K5. The other kernels have no loop over memory, and one depth."""
 SEGMENTS = (0, 16, 32, 64)
 """Chunks per segment of the fast path, 0 for whole sequences."""
 BUDGETS = tuple(1 << power for power in range(7, 13))
@@ -72,9 +75,9 @@ def of_problem(op: str, problem: Problem) -> list[Config]:
     amd = problem.arch.vendor == "amd"
     found: Iterable[Config]
     if op == "k5":
-        found = ({"block_v": width} for width in SCAN_BLOCK_V) if amd else _grid(block_v=BLOCK_V)
+        found = ({"block_v": width} for width in SCAN_BLOCK_V) if amd else _grid(NUM_STAGES, block_v=BLOCK_V)
     elif op == "prepare":
-        found = ({"variant": name} for name in get_args(PrepareVariant)) if amd else _grid(mode=PREPARE_MODES)
+        found = ({"variant": name} for name in get_args(PrepareVariant)) if amd else _grid((1,), mode=PREPARE_MODES)
     elif op == "block":
         found = _amd_routes() if amd else _paths()
     else:
@@ -108,8 +111,7 @@ def default(op: str, problem: Problem) -> Config:
     if op == "prepare":
         return asdict(rules.prepare_config(problem)[0])
     if rules.fast_refusal(problem, _triton_version()) is None:
-        fast = {"p_in_scan": rules.p_in_scan(problem)[0], "segment_chunks": rules.segment_chunks(problem)[0]}
-        return {"path": "fast", **fast}
+        return {"path": "fast", **asdict(rules.fast_config(problem)[0])}
     return {"path": "staged", **asdict(rules.output_config(problem)[0])}
 
 
@@ -122,12 +124,16 @@ def specs_of(op: str, problem: Problem, config: Config) -> Specs:
 
 
 def is_legal(op: str, problem: Problem, config: Config) -> bool:
-    """Whether there is a kernel for a candidate."""
+    """Whether there is a kernel for a candidate, and on NVIDIA a table may hold it."""
     try:
-        specs_of(op, problem, config)
+        specs = specs_of(op, problem, config)
     except UnsupportedError:
         return False
-    return True
+    tuned: dict[str, PrepareSpec | StateScanSpec | OutputSpec | None] = {}
+    if problem.arch.vendor == "nvidia":
+        tuned = {"prepare": specs.prepare, "k5": specs.state_scan, "block": specs.output}  # type: ignore[dict-item]
+    spec = tuned.get(op)
+    return spec is None or config_refusal(spec) is None
 
 
 def _amd_specs(op: str, problem: Problem, config: Config) -> Specs:
@@ -152,29 +158,24 @@ def _triton_specs(op: str, problem: Problem, config: Config) -> Specs:
         return Specs(prepare=rules.prepare_spec(problem, PrepareConfig(**config)))
     rest = {name: value for name, value in config.items() if name != "path"}
     if config["path"] == "fast":
-        return Specs(fast=_fast_spec(problem, **rest))
+        return Specs(fast=_fast_spec(problem, FastConfig(**rest)))
     prepare = rules.prepare_spec(problem, rules.prepare_config(problem)[0])
     scan = rules.state_scan_spec(problem, rules.state_scan_config(problem)[0])
     return Specs(prepare, scan, rules.output_spec(problem, OutputConfig(**rest)))
 
 
-def _fast_spec(problem: Problem, p_in_scan: bool, segment_chunks: int) -> FastPrefillSpec:
-    refusal = rules.fast_refusal(problem, _triton_version())
-    # What the specs do not say: a segment is less than a sequence, and there are maps for so many.
-    if refusal is None and segment_chunks:
-        segments = problem.num_seqs * problem.num_heads * -(-problem.max_seq_chunks // segment_chunks)
-        if segment_chunks >= problem.max_seq_chunks:
-            refusal = f"{problem.max_seq_chunks} chunks are one segment"
-        elif segments > rules.MAX_MAPS:
-            refusal = f"{segments} segments and heads"
+def _fast_spec(problem: Problem, config: FastConfig) -> FastPrefillSpec:
+    refusal = rules.fast_refusal(problem, _triton_version()) or config.refusal(
+        num_heads=problem.num_heads, num_seqs=problem.num_seqs, max_seq_chunks=problem.max_seq_chunks
+    )
     if refusal is not None:
         raise UnsupportedError("fast path", got=refusal, supported=["the stages"])
-    return rules.fast_prefill_spec(problem, p_in_scan, segment_chunks)
+    return rules.fast_prefill_spec(problem, config)
 
 
-def _grid(**first: tuple[Any, ...]) -> Iterator[Config]:
+def _grid(depths: tuple[int, ...], **first: tuple[Any, ...]) -> Iterator[Config]:
     ((name, values),) = first.items()
-    for value, warps, stages in itertools.product(values, NUM_WARPS, NUM_STAGES):
+    for value, warps, stages in itertools.product(values, NUM_WARPS, depths):
         yield {name: value, "num_warps": warps, "num_stages": stages}
 
 
@@ -186,7 +187,7 @@ def _amd_routes() -> Iterator[Config]:
 
 
 def _paths() -> Iterator[Config]:
-    for config in _grid(block_v=BLOCK_V):
+    for config in _grid((1,), block_v=BLOCK_V):
         yield {"path": "staged", **config}
     for in_scan, segment in itertools.product((False, True), SEGMENTS):
         yield {"path": "fast", "p_in_scan": in_scan, "segment_chunks": segment}

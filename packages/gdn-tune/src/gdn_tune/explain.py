@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,11 +14,11 @@ from gdn_runtime import env, tables
 from gdn_runtime.arch import parse_arch
 from gdn_runtime.plan import cdiv
 from gdn_runtime.select import Request, select
-from gdn_runtime.spec import AMD_ARCHS, CHUNK, HEAD_DIM
+from gdn_runtime.spec import AMD_ARCHS, CHUNK, HEAD_DIM, TUNED_ARCHS
 from gdn_runtime.tables import Located, Provenance, ScanRow
 from pa_decode import tables as pa_tables
 
-from .formats import OPT, PA, Choice, TableFormat, choice_text, problem_of
+from .formats import OPT, PA, Choice, LaunchTableRow, TableFormat, choice_text, launch_problem, of_op, problem_of
 from .records import Op
 from .tablefile import Fields
 
@@ -26,9 +26,11 @@ MAX_SEQS = 1 << 20
 NEAREST = 3
 """Rows to name that almost match."""
 
+_GDN_SHAPE = "H Hg lens|dense snapshot state h0 fs"
 SHAPES = {
-    "k5": "H Hg lens|dense snapshot state h0 fs",
-    "block": "H Hg lens|dense snapshot state h0 fs",
+    "k5": _GDN_SHAPE,
+    "prepare": _GDN_SHAPE,
+    "block": _GDN_SHAPE,
     "pa": "B Hq Hkv D page QL query_dtype scale_mode v_packed sink_dtype window",
 }
 """Names that a shape of an op may have."""
@@ -84,6 +86,8 @@ def explain(op: Op, arch: str, shape: str, compute_units: int | None = None, pat
         pa_tables.forget()
         if op == "pa":
             return _pa(facts.name, units, values)
+        if facts.name in TUNED_ARCHS:
+            return _launch(op, facts.name, units, values)
         return _scan(op, facts.name, units, values)
 
 
@@ -105,15 +109,30 @@ def parse_shape(op: Op, text: str) -> dict[str, str]:
 
 
 def _scan(op: Op, arch: str, units: int, values: Mapping[str, str]) -> Explanation:
-    if arch not in AMD_ARCHS:
-        raise ValueError(f"arch: got {arch!r}, tables of K5 are looked up on {', '.join(AMD_ARCHS)}")
+    if arch not in AMD_ARCHS or op == "prepare":
+        archs = (*AMD_ARCHS, *TUNED_ARCHS) if op != "prepare" else TUNED_ARCHS
+        raise ValueError(f"arch: got {arch!r}, tables of {op} are looked up on {', '.join(archs)}")
+    fields = {**_fields(arch, units, values), "block_v": 16}  # any: the row is one for its key
+    asked: ScanRow = OPT.parse(fields, arch, {})
+    in_force = tables.table()
+    rows = [(str(found), _scan_fields(found.row)) for found in in_force.rows()]
+    found = in_force.get(asked.key)
+    place = None if found is None else (str(found), {"block_v": found.row.block_v}, found.row.provenance)
+    reasons: tuple[str, ...] = ()
+    if op == "block":
+        reasons = tuple(str(select(problem_of(asked), torch.device("cuda"), Request(arch=arch))).splitlines())
+    return _explanation(op, OPT, fields, asked, place, rows, reasons)
+
+
+def _fields(arch: str, units: int, values: Mapping[str, str]) -> Fields:
+    """The columns of a table of K5 `opt` that describe a call."""
     if ("lens" in values) == ("dense" in values):
         raise ValueError("shape: expected lens=... or dense=B,T")
     is_varlen = "lens" in values
     lengths = _lengths(values["lens"]) if is_varlen else _batch(values["dense"])
     chunks = [cdiv(length, CHUNK) for length in lengths]
     heads = _read(values, "H", _integer, None)
-    fields: Fields = {
+    return {
         "gfx": arch,
         "cu_num": units,
         "H": heads,
@@ -128,17 +147,32 @@ def _scan(op: Op, arch: str, units: int, values: Mapping[str, str]) -> Explanati
         "N": len(lengths),
         "total_chunks": sum(chunks),
         "max_seq_chunks": max(chunks),
-        "block_v": 16,  # any: the row is one for its key
     }
-    asked: ScanRow = OPT.parse(fields, arch, {})
-    in_force = tables.table()
-    rows = [(str(found), _scan_fields(found.row)) for found in in_force.rows()]
-    found = in_force.get(asked.key)
-    place = None if found is None else (str(found), {"block_v": found.row.block_v}, found.row.provenance)
-    reasons: tuple[str, ...] = ()
-    if op == "block":
-        reasons = tuple(str(select(problem_of(asked), torch.device("cuda"), Request(arch=arch))).splitlines())
-    return _explanation(op, OPT, fields, asked, place, rows, reasons)
+
+
+def _launch(op: Op, arch: str, units: int, values: Mapping[str, str]) -> Explanation:
+    """A call whose launch configuration a table may name."""
+    form = of_op(op, arch)
+    assert form is not None
+    known = {**_fields(arch, units, values), "gated": True}
+    fields = {name: value for name, value in known.items() if name in form.columns}
+    kernel = cast(tables.LaunchKernel, form.kernel)
+    problem = launch_problem(kernel, fields)
+    form.parse({**fields, **form.rule(LaunchTableRow(problem))[0]}, arch, {})  # or it is no call
+    call = problem.launch_call()
+    assert call is not None, "tables are for bf16 data"
+    in_force = tables.launch_table(env.settings().tables)
+    rows = [
+        (str(each), {**tables.key_fields(kernel, each.row.call), "V": HEAD_DIM})
+        for each in in_force.rows()
+        if each.row.kernel == kernel
+    ]
+    found = in_force.get(kernel, call)
+    place = None
+    if found is not None:
+        place = str(found), tables.config_fields(found.row.config, kernel), found.row.provenance
+    reasons = str(select(problem, torch.device("cuda"), Request(arch=arch))).splitlines() if op == "block" else []
+    return _explanation(op, form, fields, LaunchTableRow(problem), place, rows, tuple(reasons))
 
 
 def _scan_fields(row: ScanRow) -> Fields:

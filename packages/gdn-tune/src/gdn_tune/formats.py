@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gdn_runtime import tables
+from gdn_runtime import rules, tables
 from gdn_runtime.arch import parse_arch
 from gdn_runtime.rules import Problem, opt_rounding, opt_spec, vk_spec, vk_tile
-from gdn_runtime.spec import AMD_ARCHS, CHUNK, HEAD_DIM, OptStateScanSpec, VkStateScanSpec
+from gdn_runtime.spec import AMD_ARCHS, CHUNK, HEAD_DIM, TUNED_ARCHS, OptStateScanSpec, VkStateScanSpec
 from gdn_runtime.tables import Provenance, ScanRow
 from pa_decode import tables as pa_tables
-from pa_decode.planner import default_budget
-from pa_decode.schedule import PaDecodeSchedule
+from pa_decode.schedule import PaDecodeSchedule, budget_by_rule
 from pa_decode.spec import FP8_ARCHS
 
 from .records import Op
@@ -248,8 +247,8 @@ def _pa_faults(row: pa_tables.BudgetRow) -> Iterator[str]:
 
 def _pa_rule(row: pa_tables.BudgetRow) -> tuple[Choice, str]:
     geometry = row.geometry
-    budget = default_budget(geometry.compute_units, pipe=geometry.is_pipe)
-    kind = "one task" if geometry.is_pipe else "two tasks"
+    budget = budget_by_rule(geometry)
+    kind = "one task" if budget == geometry.compute_units else "two tasks"
     return {"budget": budget}, f"{kind} per compute unit on {geometry.compute_units} compute units"
 
 
@@ -270,5 +269,88 @@ PA = TableFormat(
     rule=_pa_rule,
 )
 
-FORMATS: tuple[TableFormat, ...] = (OPT, VK, PA)
+# ------------------------------------------------------------------------------------------------ NVIDIA
+
+
+def launch_problem(kernel: tables.LaunchKernel, fields: Fields) -> Problem:
+    """The call that the key columns of a table of launch configurations describe. What they lack changes nothing for
+    ``kernel``."""
+    total = fields["total_chunks"]
+    return Problem(
+        arch=parse_arch(fields["gfx"]),
+        compute_units=fields["cu_num"],
+        num_heads=fields["H"],
+        num_key_heads=fields["Hg"],
+        num_seqs=fields.get("N") or 1,
+        total_chunks=total,
+        max_seq_chunks=fields.get("max_seq_chunks") or total,
+        dtype="bf16",
+        beta_dtype="fp32",
+        state_dtype="bf16" if fields.get("state_bf16") else "fp32",
+        snapshot_dtype="bf16" if fields.get("snapshot_bf16", True) else "fp32",
+        is_varlen=fields["is_varlen"],
+        use_g=fields.get("gated", True),
+        use_initial_state=fields.get("use_h0", True),
+        store_final_state=fields.get("store_fs", True),
+    )
+
+
+@dataclass(frozen=True)
+class LaunchTableRow:
+    """A call whose launch configuration a table may name, and the row, if it is that of one."""
+
+    problem: Problem
+    row: tables.LaunchRow | None = None
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the row is from."""
+        return tables.rows.UNKNOWN if self.row is None else self.row.provenance
+
+
+def _launch_format(kernel: tables.LaunchKernel, op: Op) -> TableFormat:
+    described = ("T_flat",) if "N" in tables.KEY_COLUMNS[kernel] else ("T_flat", "N")
+
+    def parse(fields: Mapping[str, object], arch: str, provenances: Mapping[str, Provenance]) -> LaunchTableRow:
+        row = tables.parse_launch_row(kernel, fields, arch, provenances)
+        return LaunchTableRow(launch_problem(kernel, dict(fields)), row)
+
+    def faults(row: LaunchTableRow) -> Iterator[str]:
+        problem = row.problem
+        if problem.max_seq_chunks * problem.num_seqs < problem.total_chunks:
+            most = f"{problem.num_seqs} sequences of max_seq_chunks={problem.max_seq_chunks}"
+            yield f"total_chunks: got {problem.total_chunks}, expected at most {most}"
+
+    def rule(row: LaunchTableRow) -> tuple[Choice, str]:
+        problem = row.problem
+        if kernel == "prepare":
+            prepare, why = rules.prepare_config(problem)
+            return tables.config_fields(prepare, kernel), why
+        if kernel == "state_scan":
+            scan, why = rules.state_scan_config(problem)
+            return tables.config_fields(scan, kernel), why
+        refusal = rules.fast_refusal(problem, rules.FAST_TRITON)
+        if refusal is None:
+            fast, why = rules.fast_config(problem)
+            return tables.config_fields(fast, kernel), why
+        return tables.config_fields(rules.output_config(problem)[0], kernel), f"not the fast path: {refusal}"
+
+    key = (*tables.KEY_COLUMNS[kernel][:4], "V", *tables.KEY_COLUMNS[kernel][4:])
+    return TableFormat(
+        kernel=kernel,
+        op=op,
+        archs=TUNED_ARCHS,
+        columns=(*key, *described, *tables.CONFIG_COLUMNS[kernel], "us"),
+        key=key,
+        choice=tables.CONFIG_COLUMNS[kernel],
+        parse=parse,
+        faults=faults,
+        rule=rule,
+    )
+
+
+LAUNCHES = (_launch_format("state_scan", "k5"), _launch_format("prepare", "prepare"), _launch_format("block", "block"))
+"""Launch configurations of the Triton and Gluon kernels."""
+
+FORMATS: tuple[TableFormat, ...] = (OPT, VK, PA, *LAUNCHES)
 """Every kind of table that something reads."""

@@ -104,14 +104,19 @@ def planner_of(arch: str, batch: int) -> PlannerSpec:
     return _one(planner)
 
 
+def budget_by_rule(geometry: DecodeGeometry) -> int:
+    """The budget of a problem that nobody gives one: see ``PaDecodeSchedule.select``."""
+    arch = parse_arch(geometry.arch).name
+    one_each = geometry.is_pipe or _attention(arch, geometry, False, "auto").kernel == "hopper"
+    return default_budget(geometry.compute_units, pipe=one_each)
+
+
 def _budget(geometry: DecodeGeometry, explicit: int | None, tuned: int | None) -> tuple[int, BudgetSource]:
     if explicit is not None:
         return explicit, "explicit"
     if tuned is not None:
         return tuned, "tuned"
-    arch = parse_arch(geometry.arch).name
-    one_each = geometry.is_pipe or _attention(arch, geometry, False, "auto").kernel == "hopper"
-    return default_budget(geometry.compute_units, pipe=one_each), "default"
+    return budget_by_rule(geometry), "default"
 
 
 def _attention(arch: str, geometry: DecodeGeometry, single_tile: bool, kernel: str) -> AttentionSpec:

@@ -31,7 +31,8 @@ from .flydsl import (
     ScanKernel,
     VkStateScanSpec,
 )
-from .gluon import FAST_ARCH, PREFILL_PATHS, FastPrefillSpec, PrefillPath
+from .gluon import FAST_ARCH, MAX_MAPS, PREFILL_PATHS, FastConfig, FastPrefillSpec, PrefillPath
+from .nvidia import TUNED_ARCHS, config_refusal
 from .tprime import AMD_ROUTES, T_ELEMENTS, VSPLIT_BLOCK_V, AmdRoute, TPrepareSpec, VSplitScanSpec
 from .triton import (
     BLOCK_V,
@@ -63,9 +64,11 @@ __all__ = [
     "L2NORM_ROWS",
     "L2NORM_WARPS",
     "LOG2E",
+    "MAX_MAPS",
     "PREFILL_PATHS",
     "PREPARE_MODES",
     "SCAN_BLOCK_V",
+    "TUNED_ARCHS",
     "T_ELEMENTS",
     "VSPLIT_BLOCK_V",
     "AmdRoute",
@@ -73,6 +76,7 @@ __all__ = [
     "ArgumentKind",
     "Backend",
     "Dtype",
+    "FastConfig",
     "FastPrefillSpec",
     "FusedPrepareSpec",
     "KernelSpec",
@@ -93,4 +97,5 @@ __all__ = [
     "TPrepareSpec",
     "VSplitScanSpec",
     "VkStateScanSpec",
+    "config_refusal",
 ]

@@ -5,12 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from ..errors import UnsupportedError
 from .base import Dtype, Language, check_heads, check_member
 
 PrefillPath = Literal["fast", "staged"]
 PREFILL_PATHS: tuple[PrefillPath, ...] = get_args(PrefillPath)
 
 FAST_ARCH = "sm90"
+
+MAX_MAPS = 1024
+"""Segments and value heads, counting those that short sequences do not have: their maps and states take 192 KB each."""
+
+
+@dataclass(frozen=True)
+class FastConfig:
+    """Launch configuration of the fast path; its fields are those of ``FastPrefillSpec``."""
+
+    p_in_scan: bool
+    segment_chunks: int
+
+    def refusal(self, *, num_heads: int, num_seqs: int, max_seq_chunks: int) -> str | None:
+        """Why a call of this size is not cut into segments like that; None if it can be."""
+        if self.segment_chunks == 0:
+            return None
+        if self.segment_chunks >= max_seq_chunks:
+            return f"{max_seq_chunks} chunks are one segment"
+        maps = num_seqs * num_heads * -(-max_seq_chunks // self.segment_chunks)
+        return f"{maps} segments and heads are more than {MAX_MAPS}" if maps > MAX_MAPS else None
 
 
 @dataclass(frozen=True)
@@ -55,3 +76,5 @@ class FastPrefillSpec:
             check_member("q dtype of the fast path that forms P in the scan", self.dtype, ("bf16",))
         check_member("beta dtype", self.beta_dtype, get_args(Dtype))
         check_member("state_dtype", self.state_dtype, ("fp32", "bf16"))
+        if self.segment_chunks < 0:
+            raise UnsupportedError("segment_chunks", got=self.segment_chunks, supported=["0", "positive numbers"])

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from ..spec import AMD_ARCHS
 from .rows import Provenance, parse_provenance
@@ -24,6 +24,8 @@ GRID = PACKAGED / "grid"
 """The packaged tables of all model shapes on all cards: calls look their rows up like any other's."""
 
 R = TypeVar("R")
+Parser: TypeAlias = Callable[[Mapping[str, object], str, Mapping[str, Provenance]], R]
+"""parser(fields, arch, provenances): the row that they spell out, or ValueError that says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,18 @@ def table_files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.json")) if path.is_dir() else [path]
 
 
-def read_rows(
-    file: Path,
-    kernel: str,
-    parse: Callable[[Mapping[str, object], str, Mapping[str, Provenance]], R],
-) -> Iterator[Located[R]]:
+def read_rows(file: Path, kernel: str, parse: Parser[R]) -> Iterator[Located[R]]:
     """Rows of ``file`` as ``parse(fields, arch, provenances)`` makes them of their fields; nothing if the file is for
     another kernel.
 
     Warns (RuntimeWarning) of a file that cannot be read or is no table, and of each row for which ``parse`` raises
     ValueError, and goes on without it.
     """
+    yield from read_kernels(file, {kernel: parse})
+
+
+def read_kernels(file: Path, parsers: Mapping[str, Parser[R]]) -> Iterator[Located[R]]:
+    """As ``read_rows``, for a file of any of several kernels, each with a parser of its own."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         _check_header(content)
@@ -76,7 +79,8 @@ def read_rows(
     except (OSError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8 or no JSON, too
         warn(f"table {file}: {error}; file ignored")
         return
-    if content["kernel"] != kernel:
+    parse = parsers.get(content["kernel"])
+    if parse is None:
         return
     for index, fields in enumerate(content["rows"]):
         try:

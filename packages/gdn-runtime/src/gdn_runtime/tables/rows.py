@@ -116,7 +116,7 @@ def parse_row(fields: Mapping[str, object], arch: str, provenances: Mapping[str,
     return ScanRow(
         key=key,
         block_v=counts["block_v"],
-        us=_microseconds(fields),
+        us=microseconds(fields),
         num_tokens=count(fields, "T_flat") if fields.get("T_flat") is not None else None,
         num_seqs=count(fields, "N") if fields.get("N") is not None else None,
         provenance=UNKNOWN if name is None else provenances[name],
@@ -159,7 +159,8 @@ def flag(fields: Mapping[str, object], name: str) -> bool:
     return value
 
 
-def _microseconds(fields: Mapping[str, object]) -> float | None:
+def microseconds(fields: Mapping[str, object]) -> float | None:
+    """``fields["us"]``, None if there is none. Raises ValueError for anything but a positive number."""
     value = fields.get("us")
     if value is None:
         return None

@@ -300,11 +300,13 @@ def roundtrip(session: nox.Session) -> None:
 
 @nox.session(name="sweep-gfx950")
 def sweep_gfx950(session: nox.Session) -> None:
-    """Run every configuration of paged decode on the gfx950 emulator, of which CI runs some; needs no GPU."""
+    """Run every configuration of paged decode on the gfx950 emulator, of which CI runs some; needs no GPU. Goes on
+    where another run ended; ``-- --fresh`` starts anew."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
     session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
-    if not run_suite(session, "sweep", f"{PA}/tests/sweep", interpret=None):
+    # Groups: one worker runs all that shares kernels.
+    if not run_suite(session, "sweep", f"{PA}/tests/sweep", "--dist", "loadgroup", interpret=None):
         session.error("the sweep failed")
 
 

@@ -11,7 +11,6 @@ from triton.runtime import driver
 
 from ...errors import CaptureError
 from ...spec import CHUNK, HEAD_DIM
-from ..triton.common import row_strides
 from .common import RAGGED
 from .inverse import PAIRS
 from .launch import COMBINE_ROWS, Kernels, Tiles, load
@@ -63,10 +62,7 @@ LOADED = _Loaded()
 def _strides(x: Tensor) -> tuple[int, int, int] | None:
     """(batch, token, head) strides in elements of rows x [B, T, heads, 128] that the copy engine can address, axes of
     one element set to something harmless; None if it cannot."""
-    unit, (batch, token, head) = row_strides(x)
-    if unit == 1:
-        return None
-    batch, token, head = batch * unit, token * unit, head * unit
+    batch, token, head, _ = x.stride()
     batches, tokens, heads, _ = x.shape
     if heads == 1:
         head = HEAD_DIM
@@ -74,7 +70,9 @@ def _strides(x: Tensor) -> tuple[int, int, int] | None:
         token = heads * head
     if batches == 1:
         batch = tokens * token
-    return (batch, token, head) if min(batch, token, head) >= HEAD_DIM else None
+    if x.data_ptr() & 15 or (batch | token | head) & 7 or min(batch, token, head) < HEAD_DIM:
+        return None
+    return batch, token, head
 
 
 def _rows(x: Tensor, is_varlen: bool) -> tuple[Tensor, Tiles]:
@@ -161,7 +159,7 @@ def prefill(
             programs, stream, k_tiles, t_tiles, g, beta, gates, *tables, chunks, *lengths, *g.stride(), *beta.stride()
         )
     else:
-        strides = (*row_strides(q)[1], *row_strides(k)[1], *g.stride(), *beta.stride())
+        strides = (*(stride // 8 for x in (q, k) for stride in _strides(x)), *g.stride(), *beta.stride())
         kernels.prepare(chunks * num_heads, stream, q, k, g, beta, t, p, gates, *tables, *lengths, *strides, scale)
 
     tiles = (q_tiles, k_tiles, v_tiles, o_tiles, t_tiles, p_tiles, Tiles(gates, (3 * size,), (1,)))

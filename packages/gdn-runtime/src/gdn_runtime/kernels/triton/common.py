@@ -77,10 +77,12 @@ def row_strides(x: Tensor) -> tuple[int, tuple[int, int, int]]:
     strides and the address allow 16-byte accesses to 16-bit elements, else of 1. Strides grow with lengths, so a kernel
     must not be specialised on them; the unit keeps the one fact that its code depends on. The batch stride of
     a single batch row is never used and reads 0."""
-    strides = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1), x.stride(2))
-    if x.data_ptr() % 16 or any(stride % 8 for stride in strides):
-        return 1, strides
-    return 8, (strides[0] // 8, strides[1] // 8, strides[2] // 8)
+    batch, token, head, _ = x.stride()
+    if x.shape[0] <= 1:
+        batch = 0
+    if x.data_ptr() & 15 or (batch | token | head) & 7:
+        return 1, (batch, token, head)
+    return 8, (batch // 8, token // 8, head // 8)
 
 
 TRITON_DTYPE: dict[Dtype, str] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}

@@ -1,4 +1,4 @@
-"""When the kernels of the fast path are compiled: once per spec, device and what else their code depends on."""
+"""The host part of the fast path: when its kernels are compiled, and rows as the copy engine takes them."""
 
 from __future__ import annotations
 
@@ -97,3 +97,50 @@ def test_threads_compile_once(loads: list[Any]) -> None:
     for thread in threads:
         thread.join()
     assert len(loads) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
+
+
+ROWS = torch.arange(3 * 5 * 4 * 256, dtype=torch.int32).bfloat16().view(3, 5, 4, 256)
+
+
+@pytest.mark.parametrize("is_varlen", [False, True])
+@pytest.mark.parametrize(
+    ("x", "copied"),
+    [
+        (ROWS[..., :128].contiguous(), False),
+        (ROWS[:, :, 1:3, 128:], False),
+        (ROWS[:, :, :, :128].transpose(1, 2), False),
+        (ROWS.flatten()[: 129 * 6].view(1, 1, 6, 129)[..., :128], True),
+        (ROWS.flatten()[:129].view(1, 1, 1, 129)[..., :128], False),
+        (ROWS.flatten()[: 3 * 136].view(1, 3, 1, 136)[..., :128], False),
+        (ROWS.flatten()[1:1281].view(1, 5, 2, 128), True),
+        (ROWS[:, :, :1, :128].expand(-1, -1, 4, -1), True),
+        (ROWS[:1, :1, :, :128].expand(2, 5, -1, -1), True),
+    ],
+    ids=[
+        "plain",
+        "projection",
+        "transposed",
+        "odd heads",
+        "one row",
+        "one head",
+        "odd address",
+        "one key",
+        "one token",
+    ],
+)
+def test_rows_for_the_copy_engine(x: torch.Tensor, copied: bool, is_varlen: bool) -> None:
+    """Multiples of 16 bytes, no two rows in one place, and no copy of what has both already."""
+    if is_varlen:
+        x = x[:1]
+    rows, tiles = prefill._rows(x, is_varlen)
+    assert tiles.base is rows and (rows is not x) == copied and torch.equal(rows, x)
+    assert rows.data_ptr() % 16 == 0 and tiles.strides[-1] == 1
+    token, head = tiles.strides[2:4]
+    assert not any(stride % 8 for stride in tiles.strides[:-1]) and min(token, head) >= 128
+    for t, h in ((x.shape[1] - 1, 0), (0, x.shape[2] - 1)):  # an axis of one element has no stride of its own
+        assert rows[0, t, h].data_ptr() - rows.data_ptr() == 2 * (t * token + h * head)
+    if is_varlen:
+        assert tiles.strides[0] + tiles.strides[1] == 2**34
+    else:
+        assert tiles.shape == (1, *x.shape)
+        assert rows[-1].data_ptr() - rows.data_ptr() == 2 * (len(x) - 1) * tiles.strides[1]

@@ -83,7 +83,7 @@ def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA, "-e", TUNE)
+    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA, "-e", f"{TUNE}[report]")
     # Runs of their own, for Triton reads TRITON_INTERPRET at import.
     passed = {
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
@@ -147,7 +147,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types (mypy, strict; the kernels are exempt)."""
-    install(session, "hatchling", "mypy", "nox", "numpy", "packaging", "rich", "torch", "typer")
+    install(session, "hatchling", "matplotlib", "mypy", "nox", "numpy", "packaging", "rich", "torch", "typer")
     session.run("mypy", *session.posargs)
 
 

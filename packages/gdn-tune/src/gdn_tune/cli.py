@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": (f"{TABLES}:explain", "Say which row or rule decides for a call, and why."),
     "import-csv": (f"{TABLES}:import_csv", "Make a tuned table of a CSV."),
     "export-csv": (f"{TABLES}:export_csv", "Print a tuned table as CSV."),
+    "report": ("gdn_tune.report.command:report", "Make tables and plots of what was measured, modelled and tuned."),
     "bench": ("gdn_tune.bench.commands:app", "Time the kernels; without a GPU, count them on the emulator."),
 }
 """Name -> (module:attribute, line of help)."""

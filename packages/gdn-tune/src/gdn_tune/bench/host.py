@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -219,8 +218,9 @@ def host(
     print_table("host time of a warm call", ["step", "us", "bar"], rows)
     for name in missed:
         say(f"{name}: the bar of {BARS[name]:g} us is missed")
-    facts = {"us": times, "bars": BARS, "python": sys.version.split()[0], "torch": torch.__version__}
-    o.write_json(json, {"bench": "host", **facts})
+    facts: dict[str, Any] = {"bench": "host", **o.run_facts(torch.device("cpu"))}
+    facts["protocol"] = {"calls": calls, "rounds": rounds}
+    o.write_json(json, {**facts, "us": times, "bars": BARS})
     if missed:
         raise typer.Exit(1)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,11 +129,39 @@ def device_line(device: Any) -> str:
     return f"{torch.cuda.get_device_name(device)}: {arch_of(device).name}, {compute_units(device)} compute units"
 
 
+SCHEMA = 1
+"""Of the JSON of a bench; ``gdn_tune.report.benches`` reads it."""
+LIBRARIES = ("torch", "triton", "flydsl", "pa-decode", "aiter", "flash-linear-attention", "flashinfer-python")
+"""Whose versions a bench notes where they are installed."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a bench may run."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def host_facts() -> dict[str, Any]:
+    """What the JSON of every bench says of its run: the command, the day (UTC), versions."""
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(["gdn-tune", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions(),
+    }
+
+
 def run_facts(device: Any) -> dict[str, Any]:
     """Where and with what a bench ran, for its JSON."""
     import torch
 
     from gdn_runtime import __version__
+    from gdn_runtime.arch import arch_of, compute_units
 
     try:
         commit = subprocess.run(
@@ -137,8 +169,14 @@ def run_facts(device: Any) -> dict[str, Any]:
         ).stdout.strip()
     except OSError:
         commit = ""  # no git here
-    facts = {"device": device_line(device), "torch": torch.__version__, "python": platform.python_version()}
-    return {"version": __version__, "commit": commit or None, **facts}
+    facts: dict[str, Any] = {
+        "device": device_line(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device.type != "cpu":
+        facts |= {"arch": arch_of(device).name, "compute_units": compute_units(device)}
+    return {"version": __version__, "commit": commit or None, **host_facts(), **facts}
 
 
 def write_text(path: Path | None, text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -281,6 +280,10 @@ def pa(
     flush = Flush(int(flush_gib * GIB), where) if COLD in states else None
     say(o.device_line(where))
     found: list[Measurement] = []
+    facts = {**o.run_facts(where), "seed": seed}
+    facts["protocol"] = {"sweeps": sweeps, "calls": calls, "flush_gib": flush_gib, "budget": budget or "table or rule"}
+    if EMULATE in names:
+        facts["emulated_arch"] = arch
     with torch.inference_mode():
         for case in chosen:
             mine = list(
@@ -299,16 +302,12 @@ def pa(
             )
             found += mine
             print_rows(case, mine)
-            _write(csv, json, found, where)
+            o.write_text(csv, to_csv(found))
+            o.write_json(json, to_json(found, bench="pa", **facts))
             if where.type == "cuda":
                 torch.cuda.empty_cache()
     if any_failed(found):
         raise typer.Exit(1)
-
-
-def _write(csv: Path | None, json: Path | None, found: Sequence[Measurement], device: torch.device) -> None:
-    o.write_text(csv, to_csv(found))
-    o.write_json(json, to_json(found, bench="pa", **o.run_facts(device)))
 
 
 app = o.bench_app(pa)

@@ -27,8 +27,9 @@ class Measurement:
     """One backend and variant on one case. ``failure``: why there are no figures; ``unsupported``: the backend has no
     such call, which is nothing that went wrong.
 
-    ``metrics``: by the names of ``METRICS``, and others that a bench has, in ``unit`` ("us", or "cycles" of the
-    emulator's model: counted, not timed). ``facts``: of the call. ``counters``: of the emulator.
+    ``lengths``: tokens of each sequence, or of each row of a dense batch. ``metrics``: by the names of ``METRICS``,
+    and others that a bench has, in ``unit`` ("us", or "cycles" of the emulator's model: counted, not timed).
+    ``facts``: of the call. ``counters``: of the emulator.
     """
 
     case: str
@@ -40,6 +41,7 @@ class Measurement:
     facts: Mapping[str, Any] = field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
     failure: str = ""
     unsupported: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def measurements(plan: Plan, make: CallMaker) -> Iterator[tuple[Case, list[Measu
 
 
 def _of_case(plan: Plan, case: Case, make: CallMaker) -> Iterator[Measurement]:
-    base = Measurement(case.id, case.snapshot_dtype, "", facts=facts_of(case))
+    lengths = case.seq_lens * (case.batch or 1)
+    base = Measurement(case.id, case.snapshot_dtype, "", facts=facts_of(case), lengths=lengths)
     chosen: dict[str, BlockInputs] = {}
     if plan.timed:
         try:
@@ -143,6 +144,9 @@ def report(
     say("; ".join(head))
     found: list[Measurement] = []
     facts: dict[str, Any] = {"bench": title, **run_facts(plan.device), "seed": plan.seed}
+    facts["protocol"] = asdict(plan.protocol)
+    if EMULATE in plan.backends:
+        facts["emulated_arch"] = plan.arch
     for case, measured in measurements(plan, make):
         found += measured
         write_text(csv, to_csv(found))

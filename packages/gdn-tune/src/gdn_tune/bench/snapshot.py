@@ -171,7 +171,17 @@ def snapshot(
     lines = "\n".join(to_csv(rows))
     say(lines)
     o.write_text(csv, lines + "\n")
-    o.write_json(json, {"bench": "snapshot", **o.run_facts(where), "rows": [asdict(row) for row in rows]})
+    facts: dict[str, Any] = {"bench": "snapshot", **o.run_facts(where), "seed": seed}
+    if EMULATE in names:
+        facts["emulated_arch"] = arch
+    facts["protocol"] = {"warmup_ms": warmup_ms, "rep_ms": rep_ms, "block_v": block_v}
+    facts["shape"] = {
+        "batch_size": batch_size,
+        "sequence_length": sequence_length,
+        "num_heads": num_heads,
+        "num_key_heads": num_key_heads or num_heads,
+    }
+    o.write_json(json, {**facts, "rows": [asdict(row) for row in rows]})
 
 
 app = o.bench_app(snapshot)

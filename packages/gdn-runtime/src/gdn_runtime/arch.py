@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from .errors import UnsupportedError
+from .errors import UnsupportedError, type_error
 
 Vendor = Literal["amd", "nvidia", "cpu"]
 Fp8 = Literal["fn", "fnuz"]
@@ -57,8 +57,10 @@ def parse_arch(text: str, *, name: str = "arch") -> ArchFacts:
     """Facts of a name such as "gfx950", "gfx950:sramecc+:xnack-" or "sm90".
 
     Features after a colon do not change what the kernels use and are dropped. Raises UnsupportedError, which calls the
-    input ``name`` and lists the known architectures.
+    input ``name`` and lists the known architectures, TypeError for anything but text.
     """
+    if not isinstance(text, str):
+        raise type_error(name, type(text).__name__, "str")
     facts = KNOWN.get(text.strip().split(":")[0].lower())
     if facts is None:
         raise UnsupportedError(name, got=repr(text), supported=KNOWN)

@@ -773,3 +773,22 @@ def test_capture_with_an_unloaded_artifact(root: Path, monkeypatch: pytest.Monke
         with pytest.raises(CaptureError, match=r"loading l2norm .*: warm up first, with gdn_runtime\.warmup\(\)"):
             launcher.kernel(NORMS[1])
     assert library.load.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("device", "no such device", ValueError),
+        ("device", "meta", UnsupportedError),
+        ("device", -1, ValueError),
+        ("device", [], ValueError),
+        ("arch", 950, TypeError),
+        ("arch", b"gfx950", TypeError),
+        ("bundle", 1, TypeError),
+        ("bundle", b"folder", TypeError),
+        ("table", [], TypeError),
+    ],
+)
+def test_warmup_names_what_it_does_not_take(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"^{name}( type)?: got .*, (expected|supported)"):
+        gdn_runtime.warmup(**{"device": "cpu", "arch": ARCH, name: value})

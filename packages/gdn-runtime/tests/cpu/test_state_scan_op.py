@@ -282,6 +282,10 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
         for n in (32, 128, 0)
     ),
     *(
+        (put(chunk_size=n), TypeError, f"chunk_size: got {type(n).__name__}, expected int")
+        for n in (64.0, True, torch.tensor([64, 64]), None)
+    ),
+    *(
         (put(**{flag: 1}), TypeError, f"{flag}: got int, expected bool")
         for flag in ("g_head_major", "save_new_value", "use_exp2", "output_final_state", "check_indices")
     ),

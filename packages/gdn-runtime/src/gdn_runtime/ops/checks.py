@@ -77,9 +77,9 @@ def check_head_dim(key_dim: int, value_dim: int) -> None:
         raise UnsupportedError("head size", got=f"K={key_dim}, V={value_dim}", supported=[f"K=V={HEAD_DIM}"])
 
 
-def check_chunk_size(chunk_size: int) -> None:
+def check_chunk_size(chunk_size: object) -> None:
     """64 tokens per chunk."""
-    if chunk_size != CHUNK:
+    if check_count("chunk_size", chunk_size) != CHUNK:
         raise UnsupportedError("chunk_size", got=chunk_size, supported=[CHUNK])
 
 

@@ -14,7 +14,7 @@ from ..arch import parse_arch
 from ..codeobject import source
 from ..codeobject.bundle import Artifact, Bundle, bundles, read_bundles
 from ..codeobject.facts import is_foreign, spec_text
-from ..errors import UnsupportedError, value_error
+from ..errors import UnsupportedError, type_error, value_error
 from ..rules import (
     Problem,
     fused_prepare_spec,
@@ -69,7 +69,8 @@ def warmup(
     Raises:
         MissingCodeObjectError: there is no bundle for the architecture, or none has what a row of ``table`` asks for.
         CorruptBundleError, IncompatibleBundleError: a bundle cannot be used; what was loaded before stays.
-        UnsupportedError, ValueError: another device or architecture; a table without rows; a path without a bundle.
+        UnsupportedError, ValueError, TypeError: another device or architecture; a table without rows; a path without a
+            bundle; arguments of another kind.
         CaptureError: a stream is being captured. HipError: as the driver.
     """
     where = _device(device)
@@ -79,10 +80,10 @@ def warmup(
         raise UnsupportedError(f"architecture of {where}", got=facts.name, supported=AMD_ARCHS)
     if arch is not None and parse_arch(arch) != facts:
         raise UnsupportedError(f"arch for {where}", got=repr(arch), supported=[facts.name])
-    found = bundles(facts.name) if bundle is None else read_bundles([Path(bundle)], facts.name)
+    rows = None if table is None else _rows(_path("table", table))
+    found = bundles(facts.name) if bundle is None else read_bundles([_path("bundle", bundle)], facts.name)
     if not found:
         raise source.missing("any kernel", facts.name, found)
-    rows = None if table is None else _rows(Path(table))
     if rows is not None:
         _check_rows(rows, facts.name, found)
     launcher_for = cast(Any, stages(backend)).kernels.launcher_for
@@ -127,10 +128,19 @@ def specs_of_row(row: ScanRow, arch: str) -> tuple[KernelSpec, ...]:
 def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise value_error("device", repr(device), "an AMD GPU or the CPU") from error
     if where.type == "cuda" and where.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())  # as the device of a tensor
     return where
+
+
+def _path(name: str, value: str | os.PathLike[str]) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise type_error(name, type(value).__name__, "a path")
+    return Path(value)
 
 
 def _rows(path: Path) -> list[ScanRow]:

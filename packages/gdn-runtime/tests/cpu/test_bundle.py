@@ -735,9 +735,8 @@ def test_warmup_from_a_named_bundle_serves_later_calls(root: Path, launchers: di
 
 
 def test_warmup_for_a_table(tmp_path: Path, launchers: dict[str, CountingLauncher]) -> None:
-    located = tables.table().rows()
-    rows = [found.row for found in located]
-    table = located[0].file
+    table = tables.table().rows()[0].file
+    rows = [found.row for found in tables.load([table]).rows()]
     specs = {spec for row in rows for spec in specs_of_row(row, ARCH)}
     strangers = {L2NormSpec(ARCH, "bf16", 7), FusedPrepareSpec(ARCH, "wave", 14, 7, True, True, "fp32")}
     write_bundle(tmp_path / "all" / ARCH, map(fake_code, specs | strangers), ARCH)

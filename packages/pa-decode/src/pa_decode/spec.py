@@ -127,11 +127,6 @@ class AttentionSpec:
         return self.query_length * self.group_size
 
     @property
-    def m_tiles(self) -> int:
-        """Matrix tiles of 16 rows."""
-        return -(-self.rows // 16)
-
-    @property
     def block(self) -> tuple[int, int, int]:
         """Work-items of a workgroup."""
         return _block(self.arch, self.num_warps)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -42,7 +44,7 @@ def planned(inputs: reference.DecodeInputs, **plan_options: Any) -> tuple[Decode
     geometry = geometry_of(inputs, compute_units=256)
     plan = plan_decode(inputs.seq_lens, geometry, backend="emulate", **plan_options)
     workspace = make_workspace(plan, geometry)
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
+    for part in workspace.parts.values():
         part.fill_(torch.nan)
     return plan, workspace
 
@@ -180,7 +182,7 @@ def test_scratch_beyond_the_tasks_is_untouched(oracle: OracleKernels) -> None:
     out = pa_decode(**arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace))
     used = int(plan.reduce_info[:, 1].sum())
     assert 0 < used < plan.capacity and close(out, inputs)
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
+    for part in workspace.parts.values():
         assert part[:, used:].isnan().all() and not part[:, :used].isnan().any()
 
 
@@ -440,6 +442,30 @@ def test_threads(oracle: OracleKernels) -> None:
     assert len(results) == 20 and all(torch.equal(result, expected) for result in results)
 
 
+@pytest.mark.parametrize("kernel", ["_plan", "_attention", "_reduce"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_call_after_one_that_failed(oracle: OracleKernels, kernel: str, warm: bool) -> None:
+    """In a launch: nothing half made is kept, the next call is right."""
+    inputs = problem(sinks=True)
+    plan, workspace = planned(inputs)
+    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace)
+    if warm:
+        assert close(pa_decode(**given), inputs)
+    known = dict(plan.warm)
+    failing = mock.Mock(side_effect=RuntimeError("out of resources"))
+    with mock.patch.object(sys.modules[OracleKernels.__module__], kernel, failing):
+        for changes in ({"plan": None, "workspace": None}, {} if kernel != "_plan" else {"plan": None}):
+            with pytest.raises(RuntimeError, match="out of resources"):
+                pa_decode(**(given | changes))
+        with pytest.raises(RuntimeError) if kernel == "_plan" else nullcontext():
+            plan.refresh(inputs.seq_lens)
+    assert plan.warm == known
+    plan.refresh(inputs.seq_lens)
+    for _ in range(2):
+        assert close(pa_decode(**given), inputs)
+    assert close(pa_decode(**(given | {"plan": None, "workspace": None})), inputs)
+
+
 # ------------------------------------------------------------------------------------------------ explain, ops
 
 
@@ -475,7 +501,7 @@ def test_ops(oracle: OracleKernels) -> None:
     """Not test_schema: it compares FP8 tensors with torch.allclose, which has no FP8; the test below does its work."""
     inputs = problem(sinks=True)
     plan, workspace = planned(inputs)
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
+    for part in workspace.parts.values():
         part.zero_()
     tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     op: Any = torch.ops.pa_decode.decode_out.default

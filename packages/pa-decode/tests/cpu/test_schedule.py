@@ -237,8 +237,7 @@ def test_attention_spec_refuses(changes: dict[str, Any], message: str) -> None:
 
 
 def test_rows_grids_and_blocks() -> None:
-    assert (spec().rows, spec().m_tiles, spec().block, spec().grid(128, 2)) == (32, 2, (256, 1, 1), (128, 2, 1))
-    assert (spec(query_length=2).m_tiles, spec(group_size=5, query_length=4).m_tiles) == (1, 2)
+    assert (spec().rows, spec().block, spec().grid(128, 2)) == (32, (256, 1, 1), (128, 2, 1))
     reduce = select(geometry()).reduce
     assert reduce.grid(8, 2) == (16, 2, 8)
     assert select(geometry(arch="sm90")).attention.block == (128, 1, 1)

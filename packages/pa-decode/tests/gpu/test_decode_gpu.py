@@ -13,20 +13,16 @@ from torch import Tensor
 
 from gdn_runtime.errors import CaptureError
 from pa_decode import (
-    DecodePlan,
-    DecodeWorkspace,
     explain,
-    make_workspace,
     pa_decode,
     pack_k,
     pack_v,
-    plan_decode,
     reference,
     unpack_k,
     unpack_v,
 )
-from pa_decode.ops.check import check_call
 from pa_testing import arguments_of, make_inputs
+from pa_testing.gpu_calls import on_gpu, planned
 from pa_testing.tensor_core import slack
 
 TOLERANCE = 0.005
@@ -47,45 +43,9 @@ NAN_BYTE = 0x7F
 CONTEXTS = [2049, 0, 3, 256, 1000, 16, 770]
 
 
-def to_gpu(inputs: reference.DecodeInputs, table_offset: int = 1) -> reference.DecodeInputs:
-    """The problem on the GPU; rows of the table start ``table_offset`` entries after an aligned address."""
-
-    def move(x: Any) -> Any:
-        return x.cuda() if isinstance(x, Tensor) else x
-
-    names = ("query", "k_cache", "v_cache", "seq_lens", "k_scale", "v_scale", "sinks")
-    table = inputs.block_tables
-    wide = torch.full((table.shape[0], table.shape[1] + table_offset), -1, dtype=torch.int32, device="cuda")
-    wide[:, table_offset:] = table
-    moved = {name: move(getattr(inputs, name)) for name in names}
-    return replace(inputs, **moved, block_tables=wide[:, table_offset:])
-
-
 def problem(contexts: Sequence[int] = CONTEXTS, **options: Any) -> reference.DecodeInputs:
     defaults = {"head_dim": 256, "kv_heads": 2, "group": 8, "query_length": 4}
-    return to_gpu(make_inputs(contexts, **(defaults | options)))
-
-
-def planned(
-    inputs: reference.DecodeInputs, budget: int | None = None, **changes: Any
-) -> tuple[DecodePlan, DecodeWorkspace]:
-    """A plan of a call, and a workspace full of NaN."""
-    given = arguments_of(inputs, **changes)
-    options = {
-        "cu_seqlens_q": None,
-        "window_left": None,
-        "out": None,
-        "backend": "auto",
-        "kernel": "auto",
-        "arch": None,
-    }
-    geometry = check_call(**(options | given)).geometry
-    assert geometry is not None
-    plan = plan_decode(inputs.seq_lens, geometry, budget=budget)
-    workspace = make_workspace(plan, geometry)
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
-        part.fill_(torch.nan)
-    return plan, workspace
+    return on_gpu(make_inputs(contexts, **(defaults | options)))
 
 
 def run(inputs: reference.DecodeInputs, budget: int | None = None, **changes: Any) -> Tensor:
@@ -286,7 +246,7 @@ def test_scratch_beyond_the_tasks_is_untouched(kernel: str) -> None:
     pa_decode(**arguments_of(inputs, plan=plan, workspace=workspace, kernel=kernel))
     used = int(plan.reduce_info[:, 1].sum())
     assert 0 < used < plan.capacity
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
+    for part in workspace.parts.values():
         assert part[:, used:].isnan().all() and not part[:, :used].isnan().any()
 
 

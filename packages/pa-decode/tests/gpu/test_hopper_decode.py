@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pa_decode import DecodePlan, DecodeWorkspace, explain, make_workspace, pa_decode, plan_decode, reference
-from pa_decode.ops.check import check_call
+from pa_decode import explain, pa_decode, reference
 from pa_testing import arguments_of, make_inputs
+from pa_testing.gpu_calls import on_gpu, planned
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs Hopper"
@@ -23,29 +23,12 @@ CONTEXTS = [2049, 0, 3, 256, 1000, 16, 770, 65, 1]
 
 
 def problem(contexts: Sequence[int] = CONTEXTS, **options: Any) -> reference.DecodeInputs:
-    """On the GPU; rows of the table start at odd entries."""
-    inputs = make_inputs(contexts, **({"head_dim": 256, "kv_heads": 2, "group": 8, "query_length": 4} | options))
-    moved = {name: value.cuda() for name, value in vars(inputs).items() if isinstance(value, Tensor)}
-    table = torch.full((len(contexts), inputs.block_tables.shape[1] + 1), -1, dtype=torch.int32, device="cuda")
-    table[:, 1:] = moved["block_tables"]
-    return replace(inputs, **(moved | {"block_tables": table[:, 1:]}))
-
-
-def planned(inputs: reference.DecodeInputs, budget: int | None = None) -> tuple[DecodePlan, DecodeWorkspace]:
-    """A plan, and a workspace full of NaN."""
-    options = {"cu_seqlens_q": None, "window_left": None, "out": None, "backend": "auto", "kernel": "hopper"}
-    geometry = check_call(**(options | {"arch": None} | arguments_of(inputs))).geometry
-    assert geometry is not None
-    plan = plan_decode(inputs.seq_lens, geometry, budget=budget)
-    workspace = make_workspace(plan, geometry)
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
-        part.fill_(torch.nan)
-    return plan, workspace
+    return on_gpu(make_inputs(contexts, **({"head_dim": 256, "kv_heads": 2, "group": 8, "query_length": 4} | options)))
 
 
 def run(inputs: reference.DecodeInputs, budget: int | None = None) -> Tensor:
     """One call, twice: into outputs full of NaN, with scratch full of NaN and with that of the first."""
-    plan, workspace = planned(inputs, budget)
+    plan, workspace = planned(inputs, budget, kernel="hopper")
     outs = []
     for _ in range(2):
         out = torch.full_like(inputs.query, torch.nan)
@@ -152,18 +135,18 @@ def test_a_program_takes_many_tasks(page: int) -> None:
 
 def test_unused_slots_are_untouched() -> None:
     inputs = problem([300, 0, 5])
-    plan, workspace = planned(inputs)
+    plan, workspace = planned(inputs, kernel="hopper")
     pa_decode(**arguments_of(inputs, plan=plan, workspace=workspace, kernel="hopper"))
     used = int(plan.reduce_info[:, 1].sum())
     assert 0 < used < plan.capacity
-    for part in (workspace.partial_out, workspace.partial_max, workspace.partial_sum):
+    for part in workspace.parts.values():
         assert part[:, used:].isnan().all() and not part[:, :used].isnan().any()
 
 
 def test_replays_are_the_eager_calls_bit_for_bit() -> None:
     inputs = problem(page=64, scale_mode="token", window=257, sinks=True)
     eager = run(inputs)
-    plan, workspace = planned(inputs)
+    plan, workspace = planned(inputs, kernel="hopper")
     out = torch.empty_like(inputs.query)
     given = arguments_of(inputs, plan=plan, workspace=workspace, out=out, kernel="hopper")
     pa_decode(**given)

@@ -20,6 +20,8 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"page": 128, "group": 2, "query_length": 8, "window": 17, "scale_mode": "token", "scale_spread": 4.0},
     "plain window": {"page": 16, "window": 257, "scale_mode": "token", "v_packed": False, "head_dim": 256},
     "rows in turns": {"page": 64, "group": 10, "query_length": 4, "head_dim": 256, "scale_mode": "token"},
+    "one row more than the pipe takes": {"page": 16, "group": 33, "head_dim": 256},
+    "two turns of rows": {"page": 16, "group": 8, "query_length": 8, "head_dim": 256, "window": 40},
 }
 
 
@@ -72,3 +74,29 @@ def test_a_query_at_any_address_and_huge_elements() -> None:
     assert got.out[0, 0, 3].isnan().all() and torch.isfinite(got.out[0, 0, :3]).all()
     first = dataclasses.replace(inputs, query=query[:, :3])
     check_partials(first, work, attend_by(interpret, first, "sm90", work))
+
+
+@pytest.mark.parametrize(("page", "v_packed"), [(16, True), (64, False)])
+@pytest.mark.parametrize("size", [1 << 31, 1 << 32])
+def test_pages_beyond_2_and_4_gib(page: int, v_packed: bool, size: int) -> None:
+    """Pages on both sides of the offset, scales too; of the memory between nothing is ever touched."""
+    inputs = make_inputs(
+        [3 * page - 5], page=page, kv_heads=2, group=2, head_dim=64, v_packed=v_packed, scale_mode="token"
+    )
+    work = work_of(inputs, 1)
+    expected = attend_by(interpret, inputs, "sm90", work)
+    ids = torch.tensor([0, size // (2 * page * 64) - 1, size // (2 * page * 64)])
+    used = inputs.block_tables[0, :3].long()
+
+    def far(x: Any) -> Any:
+        placed = torch.empty((int(ids[-1]) + 1, *x.shape[1:]), dtype=x.dtype)
+        for block, source in zip(ids.tolist(), used.tolist(), strict=True):
+            placed[block].copy_(x[source])
+        return placed
+
+    table = inputs.block_tables.clone()
+    table[0, :3] = ids
+    moved = {name: far(getattr(inputs, name)) for name in ("k_cache", "v_cache", "k_scale", "v_scale")}
+    high = dataclasses.replace(inputs, block_tables=table, **moved)
+    assert high.k_cache.numel() > size
+    assert attend_by(interpret, high, "sm90", work).same_as(expected)

@@ -24,20 +24,26 @@ PACK = 16
 
 Scale = Tensor | float | None
 
+_PACKED_K = f"[blocks, kv_heads, head_dim/{PACK}, page, {PACK}]"
+
 
 def pack_k(x: Tensor) -> Tensor:
-    """[N, page, Hkv, D] -> [N, Hkv, D/16, page, 16], contiguous; views with any strides are read as they are."""
+    """[N, page, Hkv, D] -> [N, Hkv, D/16, page, 16], contiguous, of the dtype of ``x``; views with any strides are read
+    as they are. TypeError for no tensor, ValueError for another rank or D not a multiple of 16."""
     _check_logical(x, 3)
     return x.reshape(*x.shape[:3], x.shape[3] // PACK, PACK).permute(0, 2, 3, 1, 4).contiguous()
 
 
 def unpack_k(k_cache: Tensor) -> Tensor:
-    """[N, Hkv, D/16, page, 16] -> [N, page, Hkv, D]."""
+    """[N, Hkv, D/16, page, 16] -> [N, page, Hkv, D]. TypeError for no tensor, ValueError for another form."""
+    if _tensor("k_cache", k_cache).dim() != 5 or k_cache.shape[4] != PACK:
+        raise value_error("k_cache.shape", list(k_cache.shape), _PACKED_K)
     return k_cache.permute(0, 3, 1, 2, 4).flatten(3)
 
 
 def pack_v(x: Tensor, *, packed: bool = True) -> Tensor:
-    """[N, page, Hkv, D] -> [N, Hkv, page/16, D, 16], or plain [N, Hkv, D, page]; contiguous."""
+    """[N, page, Hkv, D] -> [N, Hkv, page/16, D, 16], or plain [N, Hkv, D, page]; contiguous, of the dtype of ``x``.
+    TypeError for no tensor, ValueError for another rank or a page that is not a multiple of 16."""
     _check_logical(x, 1)
     if not packed:
         return x.permute(0, 2, 3, 1).contiguous()
@@ -46,14 +52,17 @@ def pack_v(x: Tensor, *, packed: bool = True) -> Tensor:
 
 
 def unpack_v(v_cache: Tensor) -> Tensor:
-    """Either form of V -> [N, page, Hkv, D]."""
-    if v_cache.dim() == 4:
+    """Either form of V -> [N, page, Hkv, D]. TypeError for no tensor, ValueError for another form."""
+    if _tensor("v_cache", v_cache).dim() == 4:
         return v_cache.permute(0, 3, 1, 2)
+    if v_cache.dim() != 5 or v_cache.shape[4] != PACK:
+        expected = f"[blocks, kv_heads, page/{PACK}, head_dim, {PACK}] or [blocks, kv_heads, head_dim, page]"
+        raise value_error("v_cache.shape", list(v_cache.shape), expected)
     return v_cache.permute(0, 2, 4, 1, 3).flatten(1, 2)
 
 
 def _check_logical(x: Tensor, packed_dim: int) -> None:
-    if x.dim() != 4 or x.shape[packed_dim] % PACK:
+    if _tensor("x", x).dim() != 4 or x.shape[packed_dim] % PACK:
         what = "head size" if packed_dim == 3 else "page"
         raise value_error("x.shape", list(x.shape), f"[blocks, page, kv_heads, head_dim], {what} a multiple of {PACK}")
 
@@ -87,7 +96,7 @@ def check_cache(
     k, v = _tensor("k_cache", k_cache), _tensor("v_cache", v_cache)
     require_packed_k(k.dim() != 4)
     if k.dim() != 5 or k.shape[4] != PACK:
-        raise value_error("k_cache.shape", list(k.shape), f"[blocks, kv_heads, head_dim/{PACK}, page, {PACK}]")
+        raise value_error("k_cache.shape", list(k.shape), _PACKED_K)
     blocks, heads, page = k.shape[0], k.shape[1], k.shape[3]
     head_dim = k.shape[2] * PACK
     flavour = flavour_of("k_cache", k.dtype)
@@ -180,7 +189,8 @@ def _mode_text(mode: ScaleMode | None) -> str:
 
 
 def check_block_tables(block_tables: object, *, batch: int, device: torch.device) -> Tensor:
-    """int32 [batch, max_blocks] with adjacent entries; the stride of a row is free and may start at any entry."""
+    """``block_tables``, if it is int32 [batch, max_blocks >= 1] on ``device`` with adjacent entries; rows may start
+    anywhere, at any stride. TypeError or ValueError say what is wrong; no data is read."""
     table = _tensor("block_tables", block_tables)
     if table.dtype != torch.int32:
         raise type_error("block_tables.dtype", table.dtype, "torch.int32")
@@ -194,7 +204,8 @@ def check_block_tables(block_tables: object, *, batch: int, device: torch.device
 
 
 def check_seq_lens(seq_lens: object, *, batch: int, device: torch.device | None = None) -> Tensor:
-    """int32 [batch], contiguous: tokens of each sequence, its query tokens included."""
+    """``seq_lens``, the tokens of each sequence with its query tokens, if it is int32 [batch], contiguous and on
+    ``device``. TypeError or ValueError say what is wrong; no data is read."""
     lengths = _tensor("seq_lens", seq_lens)
     if lengths.dtype != torch.int32:
         raise type_error("seq_lens.dtype", lengths.dtype, "torch.int32")
@@ -207,14 +218,18 @@ def check_seq_lens(seq_lens: object, *, batch: int, device: torch.device | None 
     return lengths
 
 
-def check_page_ids(block_tables: Tensor, seq_lens: Tensor, *, page_size: int, num_blocks: int) -> None:
-    """For debugging, since it waits for the device: every length fits its row, and every page with a token of the
-    sequence names a block. ValueError with the first that does not. Entries behind the last token may be anything."""
+def check_page_ids(
+    block_tables: Tensor, seq_lens: Tensor, *, page_size: int, num_blocks: int, window: int = 0, query_length: int = 1
+) -> None:
+    """For debugging, since it waits for the device: every length fits its row, and every page with a token that a query
+    token sees names one of ``num_blocks`` blocks (of V, if it has fewer). ``window`` as of ``normalise_window``. Other
+    entries may be anything. ValueError with the first that is wrong."""
     width = block_tables.shape[1]
     for sequence, length in enumerate(seq_lens.tolist()):
         pages = cdiv(max(length, 0), page_size)
         if pages > width:
             raise value_error(f"seq_lens[{sequence}]", length, f"at most {width * page_size}, {width} pages")
-        for index, page in enumerate(block_tables[sequence, :pages].tolist()):
+        first = max(length - query_length - window + 1, 0) // page_size if window else 0
+        for index, page in enumerate(block_tables[sequence, first:pages].tolist(), first):
             if not 0 <= page < num_blocks:
                 raise value_error(f"block_tables[{sequence}, {index}]", page, f"0 to {num_blocks - 1}")

@@ -284,7 +284,7 @@ def workspace_shapes(capacity: int, geometry: DecodeGeometry) -> dict[str, tuple
 
 
 def workspace_bytes(plan: DecodePlan, geometry: DecodeGeometry) -> int:
-    """Bytes of a buffer for ``make_workspace``."""
+    """Bytes of a buffer for ``make_workspace``: its parts on multiples of ``ALIGNMENT``. Asks nothing of the device."""
     return sum(_bytes(shape, dtype) for shape, dtype in plan.workspace_shapes(geometry).values())
 
 
@@ -294,8 +294,11 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 def make_workspace(plan: DecodePlan, geometry: DecodeGeometry, *, buffer: Tensor | None = None) -> DecodeWorkspace:
     """A workspace on the plan's device, its memory not initialised; in ``buffer``, if given: uint8 on that device, one
-    dimension, contiguous, on a 16-byte address, ``workspace_bytes`` at least. CaptureError without a buffer while a
-    stream is being captured."""
+    dimension, contiguous, on a 16-byte address, ``workspace_bytes`` at least.
+
+    ValueError if the plan is for another problem than ``geometry`` or the buffer is none of these, TypeError if it is
+    no tensor, CaptureError without one while a stream is being captured.
+    """
     plan.check(geometry)
     return new_workspace(plan.capacity, geometry, plan.work_info.device, buffer)
 

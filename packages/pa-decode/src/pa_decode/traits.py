@@ -134,6 +134,7 @@ def normalise_window(sliding_window: int, window_left: int | None = None) -> int
 
     ``sliding_window`` counts the own position, 0 and -1 are off. ``window_left`` (FlashAttention, FlashInfer, SGLang)
     counts the tokens before it, -1 is off; the two exclude each other. Longer than any context is cut to 2^31 - 1.
+    TypeError for other types, ValueError for both at once or a number below -1.
     """
     for name, value in (("sliding_window", sliding_window), ("window_left", window_left)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):

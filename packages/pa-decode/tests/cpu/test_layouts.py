@@ -18,7 +18,7 @@ from pa_decode import (
     unpack_k,
     unpack_v,
 )
-from pa_decode.quantise import FN, FNUZ, quantise_tokens
+from pa_decode.quantise import FN, FNUZ, quantise_tensor, quantise_tokens
 
 CPU = torch.device("cpu")
 
@@ -57,6 +57,35 @@ def test_pack_reads_views_and_refuses_other_shapes() -> None:
         pack_k(torch.zeros(3, 16, 2, 20))
     with pytest.raises(ValueError, match=r"x\.shape: got \[3, 8, 2, 32\], expected .*page a multiple of 16"):
         pack_v(torch.zeros(3, 8, 2, 32))
+
+
+def test_helpers_say_what_they_take() -> None:
+    nothing: Any = None
+    for call, error, message in (
+        (lambda: pack_k(nothing), TypeError, "x: got NoneType, expected a torch.Tensor"),
+        (lambda: pack_v(torch.zeros(16, 2, 32)), ValueError, r"x\.shape: got \[16, 2, 32\], expected \[blocks, page"),
+        (lambda: unpack_k([1]), TypeError, "k_cache: got list"),
+        (lambda: unpack_k(torch.zeros(3, 16, 2, 32)), ValueError, r"k_cache\.shape: .*head_dim/16, page, 16\]"),
+        (lambda: unpack_k(torch.zeros(3, 2, 2, 16, 8)), ValueError, r"k_cache\.shape: got \[3, 2, 2, 16, 8\]"),
+        (
+            lambda: unpack_v(torch.zeros(3, 16)),
+            ValueError,
+            r"v_cache\.shape: .* or \[blocks, kv_heads, head_dim, page\]",
+        ),
+        (lambda: unpack_v(nothing), TypeError, "v_cache: got NoneType"),
+        (lambda: quantise_tokens(torch.zeros(3, 16), FN), ValueError, r"x\.shape: got \[3, 16\]"),
+        (lambda: quantise_tokens(nothing, FN), TypeError, "x: got NoneType"),
+        (lambda: quantise_tensor(torch.zeros(3, dtype=torch.int32), FN), TypeError, r"x\.dtype: got torch.int32"),
+    ):
+        with pytest.raises(error, match=message):
+            call()  # type: ignore[no-untyped-call]
+
+
+def test_a_cache_of_no_blocks() -> None:
+    x = torch.zeros(0, 16, 2, 32)
+    (whole, scale), (by_token, scales_) = quantise_tensor(x, FN), quantise_tokens(x, FN)
+    assert scale.tolist() == [0.0] and scales_.shape == (0, 2, 16) and whole.shape == by_token.shape == x.shape
+    assert unpack_k(pack_k(whole)).shape == unpack_v(pack_v(whole)).shape == x.shape
 
 
 def cache(**changes: Any) -> dict[str, Any]:
@@ -201,3 +230,9 @@ def test_page_ids() -> None:
         check_page_ids(table, torch.tensor([0, 17]), page_size=16, num_blocks=4)
     with pytest.raises(ValueError, match=r"seq_lens\[1\]: got 49, expected at most 48"):
         check_page_ids(table, torch.tensor([0, 49]), page_size=16, num_blocks=4)
+    stale = torch.tensor([[-1, 3, 1, 2]], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"block_tables\[0, 0\]: got -1"):
+        check_page_ids(stale, torch.tensor([64]), page_size=16, num_blocks=4, window=48, query_length=2)
+    check_page_ids(stale, torch.tensor([64]), page_size=16, num_blocks=4, window=48, query_length=1)
+    with pytest.raises(ValueError, match=r"block_tables\[0, 1\]: got 3, expected 0 to 2"):
+        check_page_ids(stale, torch.tensor([64]), page_size=16, num_blocks=3, window=33)

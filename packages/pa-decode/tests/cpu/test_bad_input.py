@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from gdn_runtime.errors import UnsupportedError
 from pa_decode import explain, make_workspace, pa_decode, plan_decode
-from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs, oracle_kernels
+from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs
 
 INPUTS = make_inputs([40, 0, 3], head_dim=64, group=3, query_length=2, sinks=True)
 TOKEN = make_inputs([40, 0, 3], head_dim=64, group=3, query_length=2, scale_mode="token")
@@ -174,12 +173,6 @@ BAD: dict[str, Bad] = {
     "plan type": Bad({"plan": (1, 2)}, TypeError, r"plan: got tuple, expected a DecodePlan or None"),
     "workspace type": Bad({"workspace": {}}, TypeError, r"workspace: got dict, expected a DecodeWorkspace or None"),
 }
-
-
-@pytest.fixture
-def oracle() -> Iterator[OracleKernels]:
-    with oracle_kernels() as kernels:
-        yield kernels
 
 
 def tensors_of(given: dict[str, Any]) -> dict[str, Tensor]:

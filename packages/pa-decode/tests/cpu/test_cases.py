@@ -20,16 +20,10 @@ from gdn_runtime.errors import UnsupportedError
 from gdn_runtime.testing.launches import Launch, launching_nothing
 from pa_decode import make_workspace, pa_decode, plan_decode, reference, select
 from pa_decode.quantise import FN, FNUZ
-from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs, oracle_kernels
+from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs
 from pa_testing.probes import expected_of_probe, scale_probe, with_hidden
 
 EMULATE: dict[str, Any] = {"backend": "emulate", "arch": "gfx950"}
-
-
-@pytest.fixture
-def oracle() -> Iterator[OracleKernels]:
-    with oracle_kernels() as kernels:
-        yield kernels
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,57 +1,21 @@
-"""The call: what it hands to kernels, plans, workspaces, outputs, warm calls, explain. Kernels are oracles or torch."""
+"""The call: what it hands to kernels, plans, workspaces, explain, backends. Kernels are oracles or torch."""
 
 from __future__ import annotations
 
-import gc
 import json
-import sys
-import threading
-import weakref
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from gdn_runtime import env
 from gdn_runtime.errors import UnsupportedError
-from pa_decode import DecodePlan, DecodeWorkspace, explain, make_workspace, pa_decode, plan_decode, reference, tables
-from pa_decode import plan as plan_module
+from pa_decode import explain, make_workspace, pa_decode, plan_decode, reference, tables
 from pa_decode.plan import workspace_bytes
 from pa_decode.quantise import FN, FNUZ
-from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs, oracle_kernels
-
-CONTEXTS = [300, 0, 2, 700, 256]
-EMULATE: dict[str, Any] = {"backend": "emulate", "arch": "gfx950"}
-
-
-@pytest.fixture
-def oracle() -> Iterator[OracleKernels]:
-    with oracle_kernels() as kernels:
-        yield kernels
-
-
-def problem(**changes: Any) -> reference.DecodeInputs:
-    return make_inputs(CONTEXTS, **({"head_dim": 64, "group": 3, "query_length": 4} | changes))
-
-
-def planned(inputs: reference.DecodeInputs, **plan_options: Any) -> tuple[DecodePlan, DecodeWorkspace]:
-    """A plan for the emulator, and a workspace full of NaN."""
-    geometry = geometry_of(inputs, compute_units=256)
-    plan = plan_decode(inputs.seq_lens, geometry, backend="emulate", **plan_options)
-    workspace = make_workspace(plan, geometry)
-    for part in workspace.parts.values():
-        part.fill_(torch.nan)
-    return plan, workspace
-
-
-def close(got: Tensor, inputs: reference.DecodeInputs) -> bool:
-    return torch.allclose(got.float(), reference.decode_quantised(inputs), atol=2e-3, rtol=1e-2)
-
+from pa_testing import OracleKernels, arguments_of, geometry_of, make_inputs
+from pa_testing.oracle_calls import EMULATE, close, other_plan, planned, problem
 
 # ------------------------------------------------------------------------------------------------ values
 
@@ -249,224 +213,7 @@ def test_the_packaged_tables_are_sound() -> None:
         assert tables.tuned_budget(located.row.geometry) == located.row.budget
 
 
-# ------------------------------------------------------------------------------------------------ warm calls
-
-
-def test_warm_calls(oracle: OracleKernels) -> None:
-    inputs = problem(sinks=True)
-    plan, workspace = planned(inputs)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace)
-    first = pa_decode(**given)
-    assert len(plan.warm) == 1
-    second = pa_decode(**given)
-    assert len(plan.warm) == 1 and torch.equal(first, second) and first.data_ptr() != second.data_ptr()
-    assert len(plan.seen) == 1 and torch.equal(pa_decode(**given), first)
-    assert second.is_contiguous() and not second.requires_grad
-    # Other values at other addresses; other numbers are other calls.
-    other = make_inputs(CONTEXTS, head_dim=64, group=3, query_length=4, sinks=True, seed=9)
-    changed = arguments_of(other, **EMULATE, plan=plan, workspace=workspace, k_scale=inputs.k_scale)
-    assert torch.equal(pa_decode(**changed), pa_decode(**arguments_of(other, **EMULATE, k_scale=inputs.k_scale)))
-    assert len(plan.warm) == 1
-    assert not torch.equal(pa_decode(**(given | {"softmax_scale": 0.5})), first) and len(plan.warm) == 2
-    with mock.patch.object(plan_module, "MAX_WARM", 3):
-        for k in range(4):
-            pa_decode(**(given | {"softmax_scale": 1.0 + k}))
-    assert len(plan.warm) <= 3 and torch.equal(pa_decode(**given), first)
-
-
-def test_plans_keep_no_tensor_alive(oracle: OracleKernels) -> None:
-    inputs = problem(sinks=True, scale_mode="token")
-    plan, workspace = planned(inputs)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace, out=torch.empty_like(inputs.query))
-    for _ in range(3):
-        pa_decode(**given)
-    assert plan.seen and plan.warm
-    oracle.launches.clear()
-    names = ("query", "k_cache", "v_cache", "block_tables", "seq_lens", "k_scale", "v_scale", "sinks", "out")
-    alive = [weakref.ref(given[name]) for name in names] + [weakref.ref(workspace)]
-    del inputs, given, workspace
-    gc.collect()
-    assert not any(reference() is not None for reference in alive)
-
-
-def test_warm_calls_are_checked_as_cold_ones(oracle: OracleKernels) -> None:
-    inputs = problem(sinks=True)
-    plan, workspace = planned(inputs)
-    out = torch.empty_like(inputs.query)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace, out=out)
-    assert pa_decode(**given) is out and pa_decode(**given) is out
-    other = make_workspace(*_other_plan(inputs))
-    launches = len(oracle.launches)
-    bad: list[dict[str, Any]] = [
-        {"out": inputs.query},
-        {"query": inputs.query.float()},
-        {"query": inputs.query[:-1]},
-        {"seq_lens": inputs.seq_lens.long()},
-        {"sinks": None, "k_scale": torch.ones(2)},
-        {"k_cache": inputs.k_cache.view(torch.uint8)},
-        {"workspace": other},
-        {"query": inputs.query.clone().requires_grad_()},
-        {"query": "query"},
-    ]
-    for change in bad:
-        with pytest.raises((TypeError, ValueError)):
-            pa_decode(**(given | change))
-    assert len(oracle.launches) == launches
-    assert close(pa_decode(**given), inputs)
-    # An output that overlaps the cache, at another address than before.
-    memory = torch.zeros(inputs.v_cache.numel() + out.numel() * 2 + 16, dtype=torch.uint8)
-    v = memory[: inputs.v_cache.numel()].view(inputs.v_cache.dtype).view(inputs.v_cache.shape)
-    v.copy_(inputs.v_cache)
-    start = inputs.v_cache.numel() - 16
-    over = memory[start : start + out.numel() * 2].view(out.dtype).view(out.shape)
-    with pytest.raises(ValueError, match="out: got memory shared with v_cache"):
-        pa_decode(**(given | {"v_cache": v, "out": over}))
-
-
-@pytest.mark.parametrize("name", ["partial_out", "partial_max", "partial_sum", "work_info", "reduce_info"])
-@pytest.mark.parametrize("warm", [False, True])
-def test_an_output_in_the_memory_of_plan_or_workspace(oracle: OracleKernels, name: str, warm: bool) -> None:
-    """Cold and warm, and through the op; one element in common is enough."""
-    inputs = problem()
-    plan, workspace = planned(inputs)
-    of_plan = name.endswith("info")
-    part = getattr(plan if of_plan else workspace, name)
-    size, behind = part.numel() * part.element_size(), inputs.query.numel() * 2
-    memory = torch.zeros(size + behind + 16, dtype=torch.uint8)
-    start = -memory.data_ptr() % 16
-    moved = memory[start : start + size].view(part.dtype).view(part.shape).copy_(part)
-    if of_plan:
-        plan = replace(plan, **{name: moved})
-    else:
-        workspace = replace(workspace, **{name: moved})
-    at = start + (size - 1) // 16 * 16  # as aligned as the output of a warm call
-    out = memory[at : at + behind].view(inputs.query.dtype).view(inputs.query.shape)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace)
-    if warm:
-        own = torch.empty_like(inputs.query)
-        assert pa_decode(**given, out=own) is own and pa_decode(**given, out=own) is own
-    oracle.launches.clear()
-    before = memory.clone()
-    where = f"{name} of the {'plan' if of_plan else 'workspace'}"
-    for call in (pa_decode, explain):
-        with pytest.raises(ValueError, match=f"out: got memory shared with {where}, expected memory of its own"):
-            call(**given, out=out)
-    with pytest.raises(ValueError, match=f"out: got memory shared with {where}"):
-        arguments = _op_arguments(inputs, plan, workspace)
-        torch.ops.pa_decode.decode_out.default(*arguments[:15], out, *arguments[16:])
-    assert not oracle.launches and torch.equal(memory, before)
-    beside = memory[start + size : start + size + behind].view(out.dtype).view(out.shape)
-    assert close(pa_decode(**given, out=beside), inputs)
-
-
-INPUTS = ("query", "k_cache", "v_cache", "block_tables", "seq_lens", "k_scale", "v_scale", "sinks")
-
-
-@pytest.mark.parametrize("name", [*INPUTS, "work_info", "reduce_info"])
-@pytest.mark.parametrize("part", ["partial_out", "partial_max", "partial_sum"])
-def test_a_workspace_in_the_memory_of_something_else(oracle: OracleKernels, name: str, part: str) -> None:
-    """A kernel would write what it reads. Cold and warm, and through the op; a few bytes in common are enough."""
-    inputs = problem(sinks=True, scale_mode="token")
-    plan, good = planned(inputs)
-    out = torch.empty_like(inputs.query)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=good)
-    for _ in range(3):
-        assert close(pa_decode(**given), inputs) and pa_decode(**given, out=out) is out
-    scratch = getattr(good, part)
-    read = getattr(plan, name) if name.endswith("info") else given[name]
-    size = scratch.numel() * scratch.element_size()
-    behind = read.untyped_storage().nbytes()
-    memory = torch.zeros(size + behind + 32, dtype=torch.uint8)
-    start = -memory.data_ptr() % 16
-    of_scratch = memory[start : start + size].view(scratch.dtype).view(scratch.shape)
-    workspace = replace(good, **{part: of_scratch.fill_(torch.nan)})
-    assert close(pa_decode(**(given | {"workspace": workspace})), inputs)
-
-    def place(at: int) -> dict[str, Any]:
-        flat = memory[at : at + behind].view(read.dtype)
-        moved = flat[read.storage_offset() :].as_strided(read.shape, read.stride())
-        moved.view(torch.uint8).copy_(read.view(torch.uint8)) if read.is_contiguous() else moved.copy_(read)
-        return {"plan": replace(plan, **{name: moved})} if name.endswith("info") else {name: moved}
-
-    end = start + size
-    beside = place(-(-end // 16) * 16)
-    assert close(pa_decode(**(given | {"workspace": workspace} | beside)), inputs)
-    over = given | {"workspace": workspace} | place((end - 1) // 16 * 16 - 16)
-    oracle.launches.clear()
-    before = memory.clone()
-    where = f"{name} of the plan" if name.endswith("info") else name
-    message = f"{part} of the workspace: got memory shared with {where}, expected memory of its own"
-    for call in (pa_decode, explain):
-        with pytest.raises(ValueError, match=message):
-            call(**over)
-        with pytest.raises(ValueError, match=message):
-            call(**over, out=out)
-    moved = replace(inputs, **{key: over[key] for key in INPUTS})
-    with pytest.raises(ValueError, match=message):
-        torch.ops.pa_decode.decode_out.default(*_op_arguments(moved, over["plan"], workspace))
-    assert not oracle.launches and torch.equal(memory, before)
-
-
-def test_parts_of_a_workspace_are_apart(oracle: OracleKernels) -> None:
-    _, workspace = planned(problem())
-    count = workspace.partial_max.numel()
-    both = torch.empty(2 * count)
-    shape = workspace.partial_max.shape
-    apart = replace(workspace, partial_max=both[:count].view(shape), partial_sum=both[count:].view(shape))
-    with pytest.raises(ValueError, match="partial_sum: got memory shared with partial_max, expected memory of its own"):
-        replace(apart, partial_sum=both[4 : count + 4].view(shape))
-
-
-def _other_plan(inputs: reference.DecodeInputs) -> tuple[DecodePlan, Any]:
-    geometry = geometry_of(inputs, compute_units=256)
-    return plan_decode(inputs.seq_lens, geometry, budget=12, backend="emulate"), geometry
-
-
-def test_threads(oracle: OracleKernels) -> None:
-    inputs = problem(sinks=True)
-    expected = pa_decode(**arguments_of(inputs, **EMULATE))
-    geometry = geometry_of(inputs, compute_units=256)
-    plan, _ = planned(inputs)
-    results: list[Tensor] = []
-
-    def work() -> None:
-        workspace = make_workspace(plan, geometry)
-        given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace)
-        results.extend(pa_decode(**given) for _ in range(5))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 20 and all(torch.equal(result, expected) for result in results)
-
-
-@pytest.mark.parametrize("kernel", ["_plan", "_attention", "_reduce"])
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_call_after_one_that_failed(oracle: OracleKernels, kernel: str, warm: bool) -> None:
-    """In a launch: nothing half made is kept, the next call is right."""
-    inputs = problem(sinks=True)
-    plan, workspace = planned(inputs)
-    given = arguments_of(inputs, **EMULATE, plan=plan, workspace=workspace)
-    if warm:
-        assert close(pa_decode(**given), inputs)
-    known = dict(plan.warm)
-    failing = mock.Mock(side_effect=RuntimeError("out of resources"))
-    with mock.patch.object(sys.modules[OracleKernels.__module__], kernel, failing):
-        for changes in ({"plan": None, "workspace": None}, {} if kernel != "_plan" else {"plan": None}):
-            with pytest.raises(RuntimeError, match="out of resources"):
-                pa_decode(**(given | changes))
-        with pytest.raises(RuntimeError) if kernel == "_plan" else nullcontext():
-            plan.refresh(inputs.seq_lens)
-    assert plan.warm == known
-    plan.refresh(inputs.seq_lens)
-    for _ in range(2):
-        assert close(pa_decode(**given), inputs)
-    assert close(pa_decode(**(given | {"plan": None, "workspace": None})), inputs)
-
-
-# ------------------------------------------------------------------------------------------------ explain, ops
+# ------------------------------------------------------------------------------------------------ explain
 
 
 def test_explain(oracle: OracleKernels) -> None:
@@ -483,79 +230,8 @@ def test_explain(oracle: OracleKernels) -> None:
     with pytest.raises(TypeError, match=r"explain: got \['max_seq_len'\]"):
         explain(**arguments_of(inputs, max_seq_len=4))
     with pytest.raises(ValueError, match="partial_out of the workspace"):
-        explain(**arguments_of(inputs, **EMULATE, plan=_other_plan(inputs)[0], workspace=workspace))
+        explain(**arguments_of(inputs, **EMULATE, plan=other_plan(inputs)[0], workspace=workspace))
     assert [spec.kernel for spec, _, _ in oracle.launches] == ["planner", "planner"]
-
-
-def _op_arguments(inputs: reference.DecodeInputs, plan: DecodePlan, workspace: DecodeWorkspace) -> tuple[Any, ...]:
-    out = torch.zeros_like(inputs.query)
-    data = (inputs.query, inputs.k_cache, inputs.v_cache, inputs.block_tables, inputs.seq_lens, inputs.k_scale)
-    scratch = (workspace.partial_out, workspace.partial_max, workspace.partial_sum)
-    numbers = (plan.numbers(), inputs.softmax_scale, inputs.query_length, inputs.window, None)
-    plan_tensors = plan.work_info, plan.reduce_info
-    rest = (*plan_tensors, *scratch, out, *numbers, "emulate", "auto", "gfx950")
-    return (*data, inputs.v_scale, inputs.sinks, None, None, *rest)
-
-
-def test_ops(oracle: OracleKernels) -> None:
-    """Not test_schema: it compares FP8 tensors with torch.allclose, which has no FP8; the test below does its work."""
-    inputs = problem(sinks=True)
-    plan, workspace = planned(inputs)
-    for part in workspace.parts.values():
-        part.zero_()
-    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    op: Any = torch.ops.pa_decode.decode_out.default
-    torch.library.opcheck(op, _op_arguments(inputs, plan, workspace), test_utils=tests)
-    before = [x.clone() for x in (inputs.query, inputs.block_tables, inputs.seq_lens, plan.work_info)]
-    args = _op_arguments(inputs, plan, workspace)
-    op(*args)
-    assert close(args[15], inputs)
-    for x, old in zip((inputs.query, inputs.block_tables, inputs.seq_lens, plan.work_info), before, strict=True):
-        assert torch.equal(x, old)
-    mutated = {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    assert mutated == {"partial_out", "partial_max", "partial_sum", "out"}
-    write = (inputs.seq_lens, plan.work_info, plan.reduce_info, 256, 0, 4, "emulate", "gfx950")
-    torch.library.opcheck(torch.ops.pa_decode.write_plan.default, write)
-
-
-@pytest.mark.parametrize("scale_mode", ["tensor", "token"])
-def test_ops_write_what_their_schema_says(oracle: OracleKernels, scale_mode: str) -> None:
-    """Bytes and versions of every argument, FP8 caches included."""
-    inputs = problem(sinks=True, scale_mode=scale_mode, window=17)
-    plan, workspace = planned(inputs)
-    args = _op_arguments(inputs, plan, workspace)
-    op: Any = torch.ops.pa_decode.decode_out.default
-    names = [argument.name for argument in op._schema.arguments]
-    written = {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    tensors = {name: x for name, x in zip(names, args, strict=True) if isinstance(x, Tensor)}
-    assert written <= tensors.keys() and not op._schema.returns
-    before = {name: (_bytes(x), x._version) for name, x in tensors.items()}
-    op(*args)
-    for name, x in tensors.items():
-        assert (_bytes(x) != before[name][0]) is (name in written), name
-        assert name in written or x._version == before[name][1], name
-
-
-def _bytes(x: Tensor) -> list[int]:
-    flat: list[int] = x.contiguous().view(torch.uint8).flatten().tolist()
-    return flat
-
-
-@pytest.mark.parametrize("with_plan", [True, False])
-def test_compiled_without_breaks(oracle: OracleKernels, with_plan: bool) -> None:
-    inputs = problem(sinks=True)
-    plan, workspace = planned(inputs) if with_plan else (None, None)
-
-    def call(query: Tensor, seq_lens: Tensor) -> Tensor:
-        if plan is not None:
-            plan.refresh(seq_lens)
-        changed = {"query": query * 2, "seq_lens": seq_lens, "plan": plan, "workspace": workspace}
-        return pa_decode(**arguments_of(inputs, **EMULATE, **changed)) + 1
-
-    expected = call(inputs.query, inputs.seq_lens)
-    torch._dynamo.reset()
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(inputs.query, inputs.seq_lens), expected)
 
 
 # ------------------------------------------------------------------------------------------------ choice of a backend

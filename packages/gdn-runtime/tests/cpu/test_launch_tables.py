@@ -42,7 +42,7 @@ STATES: dict[str, Any] = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "prepare": {"mode": "split", "num_warps": 8, "num_stages": 1},
-    "state_scan": {"block_v": 16, "num_warps": 2, "num_stages": 4},
+    "state_scan": {"block_v": 16, "num_warps": 8, "num_stages": 4},
     "block": {"path": "staged", "block_v": 128, "num_warps": 8, "num_stages": 1},
     "fast": {"path": "fast", "p_in_scan": False, "segment_chunks": 64},
 }
@@ -100,7 +100,7 @@ def test_the_packaged_tables_are_empty_and_sound() -> None:
     ("kernel", "expected"),
     [
         ("prepare", PrepareConfig("split", 8, 1)),
-        ("state_scan", StateScanConfig(16, 2, 4)),
+        ("state_scan", StateScanConfig(16, 8, 4)),
         ("block", OutputConfig(128, 8, 1)),
         ("fast", FastConfig(False, 64)),
     ],
@@ -139,11 +139,25 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("prepare", lambda r: r.update(N=0), "N: got 0, expected a positive integer"),
     ("prepare", lambda r: r.update(block_v=16), "has unknown field block_v"),
     ("prepare", lambda r: r.update(mode="none"), "prepare mode: got none, supported: fused, split"),
-    ("prepare", lambda r: r.update(num_warps=1), "mode=split num_warps=1 num_stages=1, which spills registers"),
+    (
+        "prepare",
+        lambda r: r.update(num_warps=1),
+        "mode=split num_warps=1 num_stages=1, which spills registers or takes all",
+    ),
     ("prepare", lambda r: r.update(num_warps=3), "num_warps: got 3, supported: 1, 2, 4, 8"),
     ("prepare", lambda r: r.update(num_stages=2), "num_stages from 1 to 1 expected"),
     ("state_scan", lambda r: r.update(block_v=48), "block_v: got 48, supported: 16, 32, 64, 128"),
-    ("state_scan", lambda r: r.update(block_v=32), "block_v=32 num_warps=2 num_stages=4, which spills registers"),
+    (
+        "state_scan",
+        lambda r: r.update(block_v=128, num_warps=4),
+        "block_v=128 num_warps=4 num_stages=4, which spills registers or takes all",
+    ),
+    ("state_scan", lambda r: r.update(block_v=64, num_warps=4), "num_stages from 1 to 3 expected"),
+    (
+        "state_scan",
+        lambda r: r.update(num_warps=2),
+        "block_v=16 num_warps=2 num_stages=4, which spills registers or takes all",
+    ),
     ("state_scan", lambda r: r.update(num_stages=5), "num_stages from 1 to 4 expected"),
     ("state_scan", lambda r: r.update(num_stages=True), "num_stages: got True, expected a positive integer"),
     ("state_scan", lambda r: r.update(gfx="sm100"), "gfx: got 'sm100', expected the arch of the file, 'sm90'"),
@@ -155,7 +169,11 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("state_scan", lambda r: r.update(provenance="none"), "provenance: got 'none', expected one of lab, guess"),
     ("block", lambda r: r.update(path="slow"), "path: got 'slow', expected one of fast, staged"),
     ("block", lambda r: r.update(segment_chunks=16), "has unknown field segment_chunks"),
-    ("block", lambda r: r.update(num_warps=1), "block_v=128 num_warps=1 num_stages=1, which spills registers"),
+    (
+        "block",
+        lambda r: r.update(num_warps=1),
+        "block_v=128 num_warps=1 num_stages=1, which spills registers or takes all",
+    ),
     ("fast", lambda r: r.update(segment_chunks=-1), "segment_chunks: got -1, expected a positive integer"),
     ("fast", lambda r: r.update(segment_chunks=False), "segment_chunks: got False, expected a positive integer"),
     ("fast", lambda r: r.update(segment_chunks=128), "128 chunks are one segment"),
@@ -218,14 +236,14 @@ def test_each_stage_takes_its_row_and_says_so(tmp_path: Path) -> None:
     found = selected(tmp_path)
     assert found.fast is None
     assert found.prepare.config == PrepareConfig("split", 8, 1)  # type: ignore[union-attr]
-    assert found.state_scan.config == StateScanConfig(16, 2, 4)  # type: ignore[union-attr]
+    assert found.state_scan.config == StateScanConfig(16, 8, 4)  # type: ignore[union-attr]
     assert found.output.config == OutputConfig(128, 8, 1)
     origin = "(12.5 us, lab, H200)"
     text = str(found)
     assert f"stages K1..K6, not the fast path: the tuned table says so, {tmp_path}/block.json row 0 {origin}" in text
     for words in (
         f"prepare: mode=split num_warps=8 num_stages=1 from the tuned table, {tmp_path}/prepare.json row 0 {origin}",
-        f"state scan: block_v=16 num_warps=2 num_stages=4 from the tuned table, {tmp_path}/state_scan.json",
+        f"state scan: block_v=16 num_warps=8 num_stages=4 from the tuned table, {tmp_path}/state_scan.json",
         f"output: block_v=128 num_warps=8 num_stages=1 from the tuned table, {tmp_path}/block.json",
     ):
         assert words in text
@@ -250,7 +268,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
     assert fast.fast == rules.fast_prefill_spec(H200, config) and "from the tuned table" not in str(fast)
     stages = selected(tmp_path, k5_block_v=32, prepare_mode="fused")
     assert stages.prepare.config == PrepareConfig("fused", 8, 1)  # type: ignore[union-attr]
-    assert stages.state_scan.config == StateScanConfig(32, 2, 4)  # type: ignore[union-attr]
+    assert stages.state_scan.config == StateScanConfig(32, 8, 4)  # type: ignore[union-attr]
     assert "block_v=32 from GDN_K5_BLOCK_V" in str(stages) and "mode=fused from GDN_PREPARE_MODE" in str(stages)
     write(tmp_path / "block.json", "fast", row("fast"))
     tables.forget_launches()

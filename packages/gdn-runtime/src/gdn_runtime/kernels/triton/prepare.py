@@ -377,9 +377,7 @@ def prepare(
     }
     grid = (plan.total_chunks * num_heads,)
     if config.mode == "fused":
-        # 128 registers instead of the 132 that ptxas takes by itself (no spills) put a 4th program on an SM of sm90.
-        narrow_rows = k.dtype == torch.bfloat16 and config.num_warps == 4
-        cuda = {"maxnreg": 128} if narrow_rows and k.is_cuda and torch.version.hip is None else {}
+        cuda = {"maxnreg": spec.max_registers} if spec.max_registers and k.is_cuda else {}
         prepare_fused_kernel[grid](
             k, v, g, beta, w, u, g_cumsum, *chunks, *k_strides, *v_strides, *g.stride(), *beta.stride(),
             V_UNIT=v_unit, **common, **cuda,

@@ -68,8 +68,30 @@ def sweep(request: pytest.FixtureRequest, _record: tuple[Record, str], record_pr
 
 
 def _name(nodeid: str) -> str:
-    """Without the folder, and the group that pytest-xdist appends."""
-    return nodeid.partition("::")[2].partition("@")[0]
+    """Without the folder."""
+    return nodeid.partition("::")[2]
+
+
+def _configuration(name: str) -> Configuration | None:
+    """Of which configuration a test is, if of one."""
+    test, _, parameter = name.rstrip("]").partition("[")
+    return Configuration.parse(parameter) if test in ("test_configuration", "test_sentinels") else None
+
+
+def _group(nodeid: str) -> str:
+    """Tests of one group run in one worker, which compiles their kernels once."""
+    found = _configuration(_name(nodeid))
+    return nodeid if found is None else f"{found.dtype}-{found.mode}-{found.length}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By groups. Not by pytest-xdist's own marks for them, which pytest 9 ignores."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _group
+    return scheduler
 
 
 class Progress:
@@ -125,10 +147,10 @@ class Progress:
             line(f"{what}: {self._counts(names)}")
         by_value: dict[tuple[str, Any], set[str]] = {}
         for name in configurations:
-            configuration = Configuration.parse(name[len("test_configuration[") : -1])
+            configuration = _configuration(name)
             for axis in AXES:
                 by_value.setdefault((axis, getattr(configuration, axis)), set()).add(name)
-        for axis, values in AXES.items():
+        for axis, values in AXES.items() if configurations else ():
             for value in values:
                 line(f"  {axis:>6} {value:<6} {self._counts(by_value.get((axis, value), set()))}")
         if self.noted:

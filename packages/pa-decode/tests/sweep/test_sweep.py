@@ -32,19 +32,10 @@ from pa_testing.sweep_record import BEFORE, Run
 from pa_testing.whole_calls import Expected, run, whole_call
 
 _outputs: dict[tuple[object, ...], str] = {}
-"""sha256 of the output by case."""
+"""sha256 of the output by case, all of whose configurations run in one worker."""
 
 
-def grouped(configurations: list[Configuration]) -> list[object]:
-    """Tests of one dtype, scale mode and query length run in one worker, which compiles their kernels once; those of a
-    case follow each other."""
-    return [
-        pytest.param(c, id=str(c), marks=pytest.mark.xdist_group(f"{c.dtype}-{c.mode}-{c.length}"))
-        for c in configurations
-    ]
-
-
-@pytest.mark.parametrize("configuration", grouped(CONFIGURATIONS))
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_configuration(configuration: Configuration, sweep: Run) -> None:
     """All that a call writes; pages of another size and V in the other form change no bit."""
     schedule = configuration.schedule()
@@ -59,7 +50,7 @@ def test_configuration(configuration: Configuration, sweep: Run) -> None:
 WINDOWS = tuple(window for window in AXES["window"] if window)
 
 
-@pytest.mark.parametrize("configuration", grouped(one_per_kernel(CONFIGURATIONS)))
+@pytest.mark.parametrize("configuration", one_per_kernel(CONFIGURATIONS), ids=str)
 def test_sentinels(configuration: Configuration, sweep: Run) -> None:
     """Every edge of every query token, of pages, tiles and tasks, for contexts that end around those of a tile."""
     spec = configuration.schedule().attention
@@ -103,7 +94,7 @@ BOUNDARIES: dict[str, dict[str, Any]] = {
 """Pages of 16 tokens that one task reads; KV heads; query heads per KV head x query tokens."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in BOUNDARIES])
+@pytest.mark.parametrize("name", BOUNDARIES)
 def test_boundaries(name: str, sweep: Run) -> None:
     """Whole calls, each second one made again as a graph would."""
     of = BOUNDARIES[name]

@@ -62,8 +62,7 @@ class Configuration:
     @classmethod
     def parse(cls, text: str) -> Configuration:
         """The configuration that ``str`` named."""
-        (found,) = (c for c in CONFIGURATIONS if str(c) == text)
-        return found
+        return BY_NAME[text]
 
     @classmethod
     def of_case(cls, case: tuple[Any, ...]) -> Configuration:
@@ -133,6 +132,7 @@ class Configuration:
 CASES = list(itertools.product(*(AXES[axis] for axis in CASE_AXES)))
 CONFIGURATIONS = [Configuration(*values) for values in itertools.product(*AXES.values())]
 
+BY_NAME = {str(c): c for c in CONFIGURATIONS}
 PAIRWISE = [
     Configuration.parse(name)
     for name in (

@@ -305,8 +305,7 @@ def sweep_gfx950(session: nox.Session) -> None:
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
     session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", PA)
-    # Groups: one worker runs all that shares kernels.
-    if not run_suite(session, "sweep", f"{PA}/tests/sweep", "--dist", "loadgroup", interpret=None):
+    if not run_suite(session, "sweep", f"{PA}/tests/sweep", interpret=None):
         session.error("the sweep failed")
 
 

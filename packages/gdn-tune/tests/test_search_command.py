@@ -6,14 +6,17 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from gdn_tune import pool
+from gdn_runtime import tables
+from gdn_tune import pool, tablefile
 from gdn_tune.cli import app
 from gdn_tune.export import export
+from gdn_tune.formats import OPT
 from gdn_tune.records import MODEL
 from gdn_tune.store import Store
 from gdn_tune.tune_command import rows_of
@@ -101,3 +104,28 @@ def test_rows_say_who_is_fastest_and_who_cannot_be_told_apart() -> None:
         "+0.0 %, 2 cannot be told apart",
         "+0.1 %, 2 cannot be told apart",
     ]
+
+
+@emulated
+@pytest.mark.slow
+def test_rows_of_the_shipped_grid_are_made_again(tmp_path: Path) -> None:
+    """By the commands of docs/tuned-tables.md, for two of its cases; but for the day and what was installed."""
+    shipped = tablefile.read(tables.GRID / "gfx950" / "state_scan_opt.json")
+    place = {OPT.key_of(row): row for row in shipped.rows}
+    store, out = tmp_path / "store", tmp_path / "out"
+    cases = ("grid-packed-397b-tp8-1024-of-16384-bf16", "grid-packed-397b-tp4-8192-of-8192-bf16")
+    call = ["tune", "k5", "--model", "--arch", "gfx950", "--compute-units", "256", "--store", str(store), "--quiet"]
+    result = CliRunner().invoke(app, [*call, *(word for case in cases for word in ("--cases", case))])
+    assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(app, ["export", "--store", str(store), "--out", str(out)]).exit_code == 0
+    made = tablefile.read(out / "gfx950" / "state_scan_opt.json")
+    assert {row["block_v"] for row in made.rows} == {16, 64} and len(made.rows) == 2
+
+    def facts(table: tablefile.Table, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        entry = dict(table.provenance[row["provenance"]])
+        for name in ("date", "toolchain", "kernel_digest"):
+            del entry[name]
+        return {**row, "provenance": ""}, entry
+
+    for row in made.rows:
+        assert facts(made, row) == facts(shipped, place[OPT.key_of(row)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from gdn_runtime.arch import parse_arch
 from gdn_runtime.plan import cdiv
@@ -72,7 +73,20 @@ def _decode_cases() -> Iterable[DecodeCase]:
                         yield DecodeCase(name, batch, heads, kv_heads, page, length, context)
 
 
-DECODE_CASES: dict[str, DecodeCase] = {case.id: case for case in _decode_cases()}
+def _sweep_cases() -> Iterable[DecodeCase]:
+    """The problems of the public measurements of the pipe, at their shorter context: pages of 64 tokens, both forms of
+    V and modes of scales, whole contexts and two windows."""
+    modes: tuple[ScaleMode, ...] = get_args(ScaleMode)
+    for (heads, kv_heads), length, batch in itertools.product(((16, 2), (8, 1)), (1, 4), (1, 16, 128)):
+        for window, mode, packed in itertools.product((0, 257, 8193), modes, (True, False)):
+            form = "packed" if packed else "plain"
+            name = f"sweep-h{heads}x{kv_heads}-p64-q{length}-b{batch}-ctx8192-w{window}-{mode}-{form}"
+            yield DecodeCase(
+                name, batch, heads, kv_heads, 64, length, 8192, scale_mode=mode, v_packed=packed, window=window
+            )
+
+
+DECODE_CASES: dict[str, DecodeCase] = {case.id: case for case in (*_decode_cases(), *_sweep_cases())}
 """Heads of Qwen3-Next and Qwen3.5, whole and split over two devices, by id."""
 
 SEED_GROUPS = ("dense", "packed", "ragged", "snapshot")

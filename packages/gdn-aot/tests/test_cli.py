@@ -22,7 +22,7 @@ from gdn_runtime.codeobject import CodeObject, read_bundle
 from gdn_runtime.errors import CompileError
 from gdn_runtime.spec import KERNEL_ABI, KernelSpec, OutputSpec
 from gdn_runtime.tables import PACKAGED
-from gdn_testing.bundles import fake_code
+from gdn_testing.bundles import fake_code, read_manifest, write_manifest
 
 ARCH = "gfx950"
 BUILD = ("build", "--arch", ARCH, "--kernel", "triton")
@@ -224,6 +224,47 @@ def test_diff(compiler: Any, built: Path, tmp_path: Path) -> None:
     assert len(report[ARCH]["added"]) == 24 and report["only_in_one"] == []
     assert call("build", "--arch", "gfx942", "--kernel", "triton", "--out", other).exit_code == 0
     assert "gfx942: only in" in call("diff", built, other).stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify",),
+        ("list",),
+        ("list", "--all"),
+        ("list", "--json"),
+        ("coverage",),
+        ("diff", "AGAIN"),
+        ("run", "--emulate"),
+        ("pack", "--archive", "no.tar"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("field", ["facts", "spec", "file"])
+def test_what_a_manifest_says_is_not_believed(
+    compiler: Any, built: Path, tmp_path: Path, field: str, command: tuple[str, ...]
+) -> None:
+    """A manifest with its right sha256 and a wrong line: status 1 and the error, or what does not need the field."""
+    manifest = read_manifest(built / ARCH)
+    entry = manifest["artifacts"][0]
+    if field == "file":
+        entry["file"] = "../" + entry["file"]
+    else:
+        del entry[field]["vgprs" if field == "facts" else "num_key_heads"]
+    entry["sha256"] = "0" * 64
+    write_manifest(built / ARCH, manifest)
+    name, *options = command
+    options = [str(tmp_path / "sound") if option == "AGAIN" else option for option in options]
+    if "AGAIN" in command:
+        assert call(*BUILD, "--out", tmp_path / "sound", "-q").exit_code == 0
+    result = CliRunner().invoke(app, [name, str(built), *options])
+    needs = {"facts": {"verify", "list", "diff", "run", "pack"}, "spec": {"verify", "list", "run", "pack"}}
+    if field == "file" or (name in needs[field] and "--json" not in command):
+        assert result.exit_code == 1 and "The bundle is not what was built" in result.stderr + result.stdout
+        assert isinstance(result.exception, SystemExit)
+    else:
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert not (tmp_path / "no.tar").exists()
 
 
 # ------------------------------------------------------------------------------------------------ pack

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gdn_runtime.codeobject.facts import spec_from_json, spec_text
+from gdn_runtime.codeobject.facts import spec_text
 from gdn_runtime.errors import BundleError, CompileError
 from gdn_runtime.kernels.compile import CompileServer
 from gdn_runtime.kernels.jit import write_file
@@ -219,7 +219,7 @@ def flydsl_cache(
     server = CompileServer()
     try:
         for bundle in opened(folder):
-            artifacts = [a for a in bundle.artifacts.values() if spec_from_json(a.spec).language == "flydsl"][:limit]
+            artifacts = [a for a in bundle.artifacts.values() if bundle.spec(a).language == "flydsl"][:limit]
             problems = []
             with Bar(bundle.arch, len(artifacts), hidden=quiet or as_json) as advance:
                 for artifact in artifacts:
@@ -266,11 +266,7 @@ def pack_(
         failed(f"{type(fault).__name__}: {fault}")
     if found:
         raise typer.Exit(1)
-    try:
-        if archive is not None:
-            say(f"{pack.pack_archive(sound, archive)}")
-        if wheel is not None:
-            say(f"{usage(lambda: pack.pack_wheel(sound, wheel, target))}")
-    except BundleError as error:  # of a file that changed since
-        failed(f"{type(error).__name__}: {error}")
-        raise typer.Exit(1) from error
+    if archive is not None:
+        say(f"{pack.pack_archive(sound, archive)}")
+    if wheel is not None:
+        say(f"{usage(lambda: pack.pack_wheel(sound, wheel, target))}")

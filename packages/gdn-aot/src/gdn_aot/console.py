@@ -34,14 +34,15 @@ T = TypeVar("T")
 
 
 class Commands(TyperGroup):
-    """Ends with status 1 and one line for what the file system says: a full disk, a file that nobody may read."""
+    """Ends with status 1 and one line for a bundle that is not sound, and for what the file system says: a full disk, a
+    file that nobody may read."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
+        except (BundleError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # whoever read the output has left: the base class ends quietly, with status 1
             failed(f"{type(error).__name__}: {error}")
             raise typer.Exit(1) from error
@@ -90,12 +91,8 @@ def usage(action: Callable[[], T]) -> T:
 
 
 def opened(folder: Path) -> list[Bundle]:
-    """The bundles in ``folder``; ends the command if one cannot be read."""
-    try:
-        return usage(lambda: inspect.open_bundles(folder))
-    except BundleError as error:
-        failed(f"{type(error).__name__}: {error}")
-        raise typer.Exit(1) from error
+    """The bundles in ``folder``. BundleError if one cannot be read."""
+    return usage(lambda: inspect.open_bundles(folder))
 
 
 def say(text: str) -> None:

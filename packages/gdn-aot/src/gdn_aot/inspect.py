@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gdn_runtime.codeobject.bundle import Artifact, Bundle, bundle_folders, read_bundle, spec_key
 from gdn_runtime.errors import BundleError
@@ -96,10 +95,11 @@ class Difference:
 
 
 def difference(before: Bundle, after: Bundle) -> Difference:
-    """Which specs appear and vanish from ``before`` to ``after``, and whose code changes."""
+    """Which specs appear and vanish from ``before`` to ``after``, and whose code changes. CorruptBundleError for an
+    artifact that changed and whose facts are none."""
     old, new = before.artifacts, after.artifacts
     changed = [
-        Change(new[key], _changed_facts(old[key], new[key]))
+        Change(new[key], _changed_facts(_costs(before, old[key]), _costs(after, new[key])))
         for key in new
         if key in old and new[key].sha256 != old[key].sha256
     ]
@@ -112,9 +112,10 @@ def difference(before: Bundle, after: Bundle) -> Difference:
     )
 
 
-def _changed_facts(old: Artifact, new: Artifact) -> dict[str, tuple[int, int]]:
-    def values(artifact: Artifact) -> dict[str, Any]:
-        return {**{name: artifact.facts[name] for name in COMPARED}, "bytes": artifact.size}
+def _costs(bundle: Bundle, artifact: Artifact) -> dict[str, int]:
+    facts = bundle.facts(artifact)
+    return {**{name: getattr(facts, name) for name in COMPARED}, "bytes": artifact.size}
 
-    before, after = values(old), values(new)
+
+def _changed_facts(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}

@@ -12,7 +12,7 @@ import typer
 
 from gdn_runtime.codeobject.bundle import Artifact, Bundle
 from gdn_runtime.codeobject.emulate import EmulatorLauncher
-from gdn_runtime.codeobject.facts import spec_from_json, spec_text
+from gdn_runtime.codeobject.facts import LaunchFacts, spec_text
 from gdn_runtime.errors import BundleError, EmulatedFaultError
 
 from . import inspect, smoke
@@ -67,10 +67,10 @@ def list_(
         tools = ", ".join(f"{name} {version}" for name, version in bundle.toolchain.items())
         say(f"{bundle.arch}: KERNEL_ABI {bundle.kernel_abi}; {tools}; manifest sha256 {bundle.digest}")
         if every:
+            read = [(bundle.spec(a), costs(bundle.facts(a), a.size)) for a in bundle.artifacts.values()]
             for name, kernel in KERNELS.items():
-                artifacts = [a for a in bundle.artifacts.values() if isinstance(spec_from_json(a.spec), kernel.kinds)]
-                if artifacts:
-                    rows = [(*kernel.cells(spec_from_json(a.spec)), *costs(a)) for a in artifacts]
+                rows = [(*kernel.cells(spec), *cost) for spec, cost in read if isinstance(spec, kernel.kinds)]
+                if rows:
                     print_table(f"{bundle.arch} {name}", (*kernel.columns, *COSTS), sorted(rows, key=by_number))
         else:
             print_table("", ("kernel", "artifacts", "KiB", "most VGPRs", "most LDS"), counts(bundle))
@@ -84,21 +84,20 @@ def by_number(row: Iterable[str]) -> list[tuple[int, str]]:
 COSTS = ("VGPR", "SGPR", "LDS", "scratch", "bytes")
 
 
-def costs(artifact: Artifact) -> tuple[str, ...]:
-    """What an artifact takes, for ``COSTS``."""
-    facts = artifact.facts
-    lds = facts["lds_bytes"] + facts["dynamic_lds"]
-    return tuple(map(str, (facts["vgprs"], facts["sgprs"], lds, facts["scratch_bytes"], artifact.size)))
+def costs(facts: LaunchFacts, size: int) -> tuple[str, ...]:
+    """What an artifact of ``size`` bytes takes, for ``COSTS``."""
+    lds = facts.lds_bytes + facts.dynamic_lds
+    return tuple(map(str, (facts.vgprs, facts.sgprs, lds, facts.scratch_bytes, size)))
 
 
 def counts(bundle: Bundle) -> list[tuple[str, ...]]:
     """One row per kernel."""
     rows: list[tuple[str, ...]] = []
     for name, kernel in KERNELS.items():
-        found = [a for a in bundle.artifacts.values() if isinstance(spec_from_json(a.spec), kernel.kinds)]
+        found = [a for a in bundle.artifacts.values() if isinstance(bundle.spec(a), kernel.kinds)]
         if found:
-            vgprs = max(a.facts["vgprs"] for a in found)
-            lds = max(a.facts["lds_bytes"] + a.facts["dynamic_lds"] for a in found)
+            facts = [bundle.facts(a) for a in found]
+            vgprs, lds = max(f.vgprs for f in facts), max(f.lds_bytes + f.dynamic_lds for f in facts)
             size = sum(a.size for a in found) / 1024
             rows.append((name, str(len(found)), f"{size:.0f}", str(vgprs), str(lds)))
     return rows
@@ -175,13 +174,18 @@ def diff(
         for d in results:
             for sign, artifacts in (("+", d.added), ("-", d.removed)):
                 for artifact in artifacts:
-                    say(f"{d.arch} {sign} {spec_text(spec_from_json(artifact.spec))}")
+                    say(f"{d.arch} {sign} {described(artifact)}")
             for change in d.changed:
                 facts = ", ".join(f"{name} {low} -> {high}" for name, (low, high) in change.facts.items())
-                text = spec_text(spec_from_json(change.artifact.spec))
-                say(f"{d.arch} ~ {text}: {facts or 'other instructions'}")
+                say(f"{d.arch} ~ {described(change.artifact)}: {facts or 'other instructions'}")
             say(f"{d.arch}: {len(d.added)} appear, {len(d.removed)} vanish, {len(d.changed)} change, {d.equal} equal")
     raise typer.Exit(0 if not alone and all(d.same for d in results) else 1)
+
+
+def described(artifact: Artifact) -> str:
+    """The kernel of an artifact and the fields of its spec, which this release may not know."""
+    fields = " ".join(f"{name}={value}" for name, value in artifact.spec.items() if name != "spec")
+    return f"{artifact.file.rpartition('-')[0]} ({fields})"
 
 
 def difference_values(d: inspect.Difference) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Bundle:
 
         CorruptBundleError if the payload is not the one that the manifest means, or its facts do not fit the spec.
         """
-        facts = self._facts(artifact)
+        facts = self.facts(artifact)
         try:
             facts.check(spec)
         except ValueError as error:
@@ -167,10 +167,11 @@ class Bundle:
             return
         if spec_hash(artifact.spec) != artifact.key:
             raise CorruptBundleError(self.folder / MANIFEST, f"{artifact}: its key is not the sha256 of its spec")
-        self._facts(artifact)
+        self.facts(artifact)
         self._payload(artifact)
 
-    def _facts(self, artifact: Artifact) -> LaunchFacts:
+    def facts(self, artifact: Artifact) -> LaunchFacts:
+        """The facts of an artifact of this bundle. CorruptBundleError if they are none."""
         try:
             return LaunchFacts.from_json(artifact.facts)
         except ValueError as error:

@@ -112,7 +112,7 @@ def _prefill(values: Fields, origin: Origin, data: Data) -> None:
         value = sum(stages.values()) if unit == "cycles" else metrics.get(name)
         words = f"{entry.text('case')} {entry.text('backend')}"
         if not value or value <= 0:
-            data.missing.append((mine, f"{words}: no {name}"))
+            data.missing.append((mine, f"{words}: no {metric}"))
             continue
         data.times.append(
             Time(

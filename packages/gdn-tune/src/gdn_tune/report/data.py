@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -215,6 +215,14 @@ class Pick:
         """See the class."""
         found = dict(self.others).get(self.ruled)
         return found / self.value - 1 if found is not None else None
+
+
+def labels_of(rows: Sequence[Time | Decode]) -> Callable[[Time | Decode], str]:
+    """The label of each of ``rows``: with its file where several have the same one, for runs do not mix."""
+    files: dict[str, set[str]] = {}
+    for row in rows:
+        files.setdefault(row.label, set()).add(row.origin.file)
+    return lambda row: row.label if len(files[row.label]) == 1 else f"{row.label} ({row.origin.file})"
 
 
 @dataclass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .content import Bars, Column, Figure, Lines, Section, Series, Table, Value, digits, slug, unique
-from .data import Decode
+from .data import Decode, Time, labels_of
 from .roofline import TERA, Roof, decode_least
 
 GIGA = 1e9
+Label = Callable[[Time | Decode], str]
 
 
 def decode_section(rows: Sequence[Decode], roof: Roof | None) -> Section:
@@ -31,9 +32,10 @@ def decode_section(rows: Sequence[Decode], roof: Roof | None) -> Section:
                     "Shares above 100 %: what only reads can pass a bandwidth that was taken otherwise."
                 )
         section.tables.append(table_of(timed, roof))
-    order = tuple(dict.fromkeys(row.label for row in timed))
+    label = labels_of(timed)
+    order = tuple(dict.fromkeys(map(label, timed)))
     for problem, group in problems(timed).items():
-        section.figures += figures_of(problem, group, roof, order)
+        section.figures += figures_of(problem, group, roof, order, label)
     counted = [row for row in rows if row.unit != "us"]
     if counted:
         section.text.append(
@@ -85,7 +87,9 @@ def name_of(kind: str, problem: str) -> str:
     return slug(kind, *(word for word in problem.split() if word not in ("heads", "of", "scales,", "V")))
 
 
-def figures_of(problem: str, rows: Sequence[Decode], roof: Roof | None, order: tuple[str, ...]) -> list[Figure]:
+def figures_of(
+    problem: str, rows: Sequence[Decode], roof: Roof | None, order: tuple[str, ...], label: Label
+) -> list[Figure]:
     """Bytes per second of every batch and context; time against context of batches that have several."""
     found: list[Figure] = []
     known = [(row, value) for row in rows if (value := speed(row)) is not None]
@@ -94,7 +98,7 @@ def figures_of(problem: str, rows: Sequence[Decode], roof: Roof | None, order: t
         bars = tuple(
             (
                 f"B={row.batch}, {context_text(row.context)}",
-                row.label,
+                label(row),
                 (("GB/s", value),),
                 f"{value:.0f} ({digits(round(row.value, 1))} us)",
             )
@@ -112,22 +116,22 @@ def figures_of(problem: str, rows: Sequence[Decode], roof: Roof | None, order: t
         )  # fmt: skip
     for batch in sorted({row.batch for row in rows}):
         mine = [row for row in rows if row.batch == batch]
-        figure = times_of(problem, batch, mine, roof, order)
+        figure = times_of(problem, batch, mine, roof, order, label)
         if figure is not None:
             found.append(figure)
     return found
 
 
 def times_of(
-    problem: str, batch: int, rows: Sequence[Decode], roof: Roof | None, order: tuple[str, ...]
+    problem: str, batch: int, rows: Sequence[Decode], roof: Roof | None, order: tuple[str, ...], label: Label
 ) -> Lines | None:
     """Time against context; None if there is only one."""
     if len({row.context for row in rows}) < 2:
         return None
     series = []
-    for label in dict.fromkeys(row.label for row in rows):
-        points = sorted((float(row.context), row.value) for row in rows if row.label == label)
-        series.append(Series(label, tuple(points), line=len({context for context, _ in points}) > 1))
+    for name in dict.fromkeys(map(label, rows)):
+        points = sorted((float(row.context), row.value) for row in rows if label(row) == name)
+        series.append(Series(name, tuple(points), line=len({context for context, _ in points}) > 1))
     floor = {row.context: roof.us(*least) for row in rows if roof is not None and (least := decode_least(row))}
     if floor:
         points = sorted((float(context), value) for context, value in floor.items())

@@ -152,9 +152,12 @@ class Sheet:
 def looks(figure: Figure, labels: Sequence[str], theme: Theme) -> dict[str, tuple[str, str, str]]:
     """(colour, marker, hatch) of each of ``labels``, in order: by the place among all that the section colours."""
     order = list(dict.fromkeys((*figure.order, *labels)))
-    wanted = [label for label in order if label in labels]
-    return {label: (theme.cycle[(at := order.index(label)) % len(theme.cycle)], MARKERS[at % len(MARKERS)],
-                    HATCHES[at // len(theme.cycle) % len(HATCHES)]) for label in wanted}  # fmt: skip
+    found = {}
+    for at, label in enumerate(order):
+        turn, colour = divmod(at, len(theme.cycle))
+        if label in labels:
+            found[label] = (theme.cycle[colour], MARKERS[(at + turn) % len(MARKERS)], HATCHES[turn % len(HATCHES)])
+    return found
 
 
 def columns_for(labels: Sequence[str]) -> int:
@@ -272,11 +275,20 @@ def _scales(axes: Axes, figure: Lines) -> None:
         subs = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
         axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}" if y < 1e6 else f"{y:.0e}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _short(y)))
     else:
         low, high = min(values), max(values)
         room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
         axes.set_ylim(min(0.0, low - room), max(0.0, high + room))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _short(y)))
+
+
+def _short(value: float) -> str:
+    """A number at an axis, no longer than its room."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{value:g}"
 
 
 def _tokens(x: float) -> str:
@@ -325,6 +337,7 @@ def _bars(figure: Bars, theme: Theme, footnote: bool) -> Canvas:
         axes.annotate(group, (0, place), (2, 0), textcoords="offset points", va="center", size=SMALL, weight="bold")
     axes.set_ylim(at - 0.3, -0.5)
     axes.set_xlim(0, edge)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
     axes.set_yticks([] if figure.by_label else places, [] if figure.by_label else names, size=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(figure.x)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..bench.profile import K5, K6, STAGES, WHOLE
-from .content import Bars, Column, Lines, Section, Series, Table, Value, digits, slug, unique
-from .data import Shape, Time
+from .content import Bars, Column, Figure, Lines, Section, Series, Table, Value, digits, slug, unique
+from .data import Decode, Shape, Time, labels_of
 from .roofline import Roof, least_us
 
 HOW_HOLLOW = "events"
@@ -82,7 +82,8 @@ def times_section(
                         Column("baseline / time", "ratio")]  # fmt: skip
         columns.append(Column("file", "text"))
         cells: list[tuple[Value, ...]] = []
-        order = tuple(dict.fromkeys(time.label for time in rows))
+        label = labels_of(rows)
+        order = tuple(dict.fromkeys(map(label, rows)))
         for key, group in grouped(rows):
             for time in group:
                 shape = time.shape
@@ -93,7 +94,7 @@ def times_section(
                     row += [least, None if least is None else time.value / least]
                     row += [base, ratio(times, time, base)]
                 cells.append((*row, time.origin.file))
-            figure = lines_of(key, group, slug(name, tag, *key), title, unit, roof, order)
+            figure = lines_of(key, group, slug(name, tag, *key), title, unit, roof, order, label)
             if figure is not None:
                 section.figures.append(figure)
         section.tables.append(
@@ -123,13 +124,16 @@ def lines_of(
     unit: str,
     roof: Roof | None,
     order: tuple[str, ...],
-) -> Lines | None:
-    """A plot of the times of calls whose lengths are known; None without."""
+    label: Callable[[Time | Decode], str],
+) -> Figure | None:
+    """A plot of the times of calls whose lengths are known, bars if all are of one shape; None without."""
     known = [time for time in times if time.shape.lengths]
     if not known:
         return None
-    series = [each for label in dict.fromkeys(time.label for time in known)
-              for each in series_of(label, [time for time in known if time.label == label])]  # fmt: skip
+    if len({time.shape.tokens for time in known}) == 1:
+        return bars_of(key, known, name, title, unit, roof, order, label)
+    series = [each for name_of in dict.fromkeys(map(label, known))
+              for each in series_of(name_of, [time for time in known if label(time) == name_of])]  # fmt: skip
     least = {time.shape: least_us(roof, time) for time in known}
     floor = [replace(time, value=value, how="") for time in known if (value := least[time.shape]) is not None]
     if floor:
@@ -154,11 +158,38 @@ def lines_of(
         "tokens of the call",
         "us" if unit == "us" else "cycles (modelled)",
         tuple(series),
-        log=max(values) > 4 * min([*values, *(time.value for time in floor)]),
+        log=max(values) > 3 * min([*values, *(time.value for time in floor)]),
         marks=marks_of(known),
         note=" ".join(notes),
         order=order,
     )
+
+
+def bars_of(
+    key: tuple[int, int, str],
+    times: Sequence[Time],
+    name: str,
+    title: str,
+    unit: str,
+    roof: Roof | None,
+    order: tuple[str, ...],
+    label: Callable[[Time | Decode], str],
+) -> Bars:
+    """Times of calls that all have as many tokens, a bar for each."""
+    rows = []
+    for shape in dict.fromkeys(time.shape for time in times):
+        mine = [time for time in times if time.shape == shape]
+        rows += [(shape.text, label(time), ((unit, time.value),), digits(round(time.value, 1))) for time in mine]
+        least = least_us(roof, mine[0])
+        if least is not None:
+            rows.append((shape.text, "roofline", ((unit, least),), digits(round(least, 1))))
+    slow, fast = max(times, key=lambda time: time.value), min(times, key=lambda time: time.value)
+    alt = f"{title} at {heads_text(key)}, {times[0].shape.tokens} tokens, {len(rows)} bars: from {digits(fast.value)} "
+    alt += f"{unit} ({fast.label}) to {digits(slow.value)} {unit} ({slow.label})."
+    x = "us" if unit == "us" else "cycles (modelled)"
+    full = f"{title}: {heads_text(key)}, {times[0].shape.tokens} tokens"
+    return Bars(name, full, alt, unique([time.origin for time in times]), x, tuple(rows), by_label=True,
+                order=(*order, "roofline"))  # fmt: skip
 
 
 def layouts(times: Iterable[Time]) -> dict[str, set[int]]:
@@ -220,24 +251,28 @@ def snapshot_section(times: Sequence[Time]) -> Section:
         columns = [Column(word, "text" if word in texts else "number") for word in names]
         columns += [Column("overhead", "percent"), Column("file", "text")]
         rows = []
-        lines: dict[tuple[int, int], dict[str, list[Time]]] = defaultdict(lambda: defaultdict(list))
+        label = labels_of([bf16 for _, bf16, _ in mine])
+        lines: dict[tuple[int, int, str], dict[str, list[Time]]] = defaultdict(lambda: defaultdict(list))
         for part, bf16, fp32 in mine:
             shape, over = bf16.shape, fp32.value / bf16.value - 1
             rows.append((shape.num_heads, shape.num_key_heads, shape.text, shape.tokens or None, bf16.backend,
                          bf16.variant, part, bf16.how, bf16.value, fp32.value, over, bf16.origin.file))  # fmt: skip
             if shape.lengths:
-                label = f"{bf16.label}, {part}"
-                lines[shape.num_heads, shape.num_key_heads][label].append(replace(bf16, value=100 * over, how=""))
-        order = tuple(dict.fromkeys(label for labels in lines.values() for label in labels))
+                place = (-shape.num_heads, -shape.num_key_heads, part)
+                lines[place][label(bf16)].append(replace(bf16, value=100 * over, how=""))
+        order = tuple(dict.fromkeys(label(bf16) for _, bf16, _ in mine))
         title = f"fp32 snapshots over bf16{', modelled' if tag else ''}"
         section.tables.append(Table(slug("snapshots", tag), title, tuple(columns), tuple(rows)))
-        for (heads, key_heads), labels in sorted(lines.items(), reverse=True):
+        for (heads, key_heads, part), labels in sorted(lines.items()):
+            what = f"{part}, H={-heads}, Hg={-key_heads}"
             known = [time for group in labels.values() for time in group]
-            series = tuple(each for label, group in labels.items() for each in series_of(label, group))
-            alt = f"Overhead of fp32 snapshots at H={heads}, Hg={key_heads}: {min(t.value for t in known):.1f} to "
+            if len({time.shape.tokens for time in known}) < 2:
+                continue  # the table says it all
+            series = tuple(each for name, group in labels.items() for each in series_of(name, group))
+            alt = f"Overhead of fp32 snapshots, {what}: {min(t.value for t in known):.1f} to "
             alt += f"{max(t.value for t in known):.1f} % over {len(layouts(known))} layouts."
             section.figures.append(
-                Lines(slug("snapshots", tag, heads, key_heads), f"{title}: H={heads}, Hg={key_heads}", alt,
+                Lines(slug("snapshots", tag, -heads, -key_heads, part), f"{title}: {what}", alt,
                       unique([time.origin for time in known]), "tokens of the call", "overhead, %", series, log=False,
                       marks=marks_of(known), order=order)
             )  # fmt: skip
@@ -248,7 +283,7 @@ def snapshot_pairs(times: Sequence[Time]) -> list[tuple[str, Time, Time]]:
     """(part, with bf16, with fp32): the call as a whole and, of a block, K5, K6 and a scan that is both."""
     found: dict[tuple[object, ...], dict[str, Time]] = {}
     for time in times:
-        parts: dict[str, float] = {time.what: time.value}
+        parts = {f"{time.what} alone" if time.how == "alone" else str(time.what): time.value}
         if time.what == "block":
             parts |= {name: time.stages[name] for name in (K5, K6, WHOLE) if name in time.stages}
         for part, value in parts.items():
@@ -304,15 +339,16 @@ def rank(name: str) -> tuple[int, str]:
 def stacks_of(key: tuple[int, int, str], times: Sequence[Time], name: str, unit: str, order: tuple[str, ...]) -> Bars:
     """A bar per shape and backend."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
+    label = labels_of(times)
     for time in times:
-        counts[time.shape.text, time.label] += 1
+        counts[time.shape.text, label(time)] += 1
     rows = []
     for time in times:
-        same = counts[time.shape.text, time.label] > 1
+        same = counts[time.shape.text, label(time)] > 1
         parts = tuple((stage, time.stages[stage]) for stage in sorted(time.stages, key=rank))
         total = sum(time.stages.values())
         rows.append(
-            (time.shape.text, f"{time.label} ({time.how})" if same else time.label, parts, digits(round(total, 1)))
+            (time.shape.text, f"{label(time)} ({time.how})" if same else label(time), parts, digits(round(total, 1)))
         )
     largest = max(times, key=lambda time: max(time.stages.values()))
     stage = max(largest.stages, key=lambda each: largest.stages[each])

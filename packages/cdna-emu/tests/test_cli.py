@@ -87,6 +87,8 @@ def test_a_launch_that_fails_ends_with_1(tmp_path):
         (["--block", "2000"], "block: got 2000"),
         (["--kernel", "other"], "kernel: got 'other'"),
         (["--arch", "gfx950"], "expected gfx950"),
+        (["--arch", "gfx90a"], "arch: got 'gfx90a', expected one of gfx942, gfx950"),
+        (["-a", "buf:f32:1000000000000000"], "error: "),
         (["-a", "i33:5"], "i33:5: expected"),
         (["-a", "i32:5000000000"], "does not fit i32"),
         (["--save", "9=x.npy"], "--save"),
@@ -106,7 +108,23 @@ def test_files_that_are_no_code_objects_end_with_2(tmp_path, add):
     (tmp_path / "cut.hsaco").write_bytes(add.read_bytes()[:300])
     assert call("run", tmp_path / "cut.hsaco").exit_code == 2
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
-    assert call("disasm", tmp_path / "noise").exit_code == 2
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "blank.s").write_bytes(b"\n \n")
+    for command in ("run", "counters", "disasm"):
+        for name, got in (
+            ("noise", "bytes that are no text"),
+            ("empty", "an empty file"),
+            ("blank.s", "an empty file"),
+        ):
+            done = call(command, tmp_path / name)
+            assert done.exit_code == 2
+            assert f"{name}: got {got}, expected a code object (ELF) or .s text" in done.output
+
+
+def test_a_result_that_cannot_be_saved_ends_with_2(add, tmp_path):
+    done = call("run", add, "--grid", 2, *ARGS, "--save", f"2={tmp_path}/none/x.npy")
+    assert done.exit_code == 2
+    assert "No such file" in done.output
 
 
 def test_counters(add):

@@ -10,6 +10,7 @@ import pytest
 from asm import build
 
 import cdna_emu
+from cdna_emu import native
 from cdna_emu.codeobject import CodeObject
 from cdna_emu.errors import EmulationError
 from cdna_emu.kernarg import hidden_arguments, pack
@@ -439,3 +440,15 @@ def test_a_missing_core_says_how_to_get_it(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1
     assert "CoreMissingError" in done.stderr and "none.so" in done.stderr
+
+
+def test_too_little_memory_is_said(monkeypatch):
+    class Core:
+        @staticmethod
+        def cdna_run(*_):
+            return 2
+
+    monkeypatch.setattr(native, "core", Core)
+    x, y, out = vectors(64)
+    with pytest.raises(MemoryError, match="a launch needs more memory than there is"):
+        launch(build(text(ADD, ADD_ARGS), "gfx942"), grid=1, block=64, args=[x, y, out, 64])

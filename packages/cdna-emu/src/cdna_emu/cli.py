@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,14 +81,35 @@ def triple(text: str, option: str) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> bytes | str:
-    """A code object, or .s text."""
+    """A code object, or .s text; ValueError for what can be neither."""
     data = path.read_bytes()
-    return data if data.startswith(b"\x7fELF") else data.decode()
+    if data.startswith(b"\x7fELF"):
+        return data
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text.strip():
+        got = "bytes that are no text" if data.strip() else "an empty file"
+        raise ValueError(f"{path}: got {got}, expected a code object (ELF) or .s text")
+    return text
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Errors as one message on standard error: exit status 1 if the emulator gave up, 2 for wrong use."""
+    try:
+        yield
+    except EmulationError as error:
+        err.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    except (ValueError, TypeError, KeyError, ImportError, OSError, MemoryError) as error:
+        raise usage(error) from None
 
 
 def execute(file: Path, texts: list[str], grid: str, block: str, lds: int, **options: Any) -> tuple[Result, list[Any]]:
     """Launch; the result and the arguments, whose buffers hold what the kernel stored. Exits 1 or 2 on errors."""
-    try:
+    with reported():
         arguments = [values.parse(text, options["seed"] + index) for index, text in enumerate(texts)]
         result = launch(
             read(file),
@@ -97,11 +120,6 @@ def execute(file: Path, texts: list[str], grid: str, block: str, lds: int, **opt
             strict=False,
             **options,
         )
-    except EmulationError as error:
-        err.print(str(error), markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    except (ValueError, TypeError, KeyError, ImportError, OSError) as error:
-        raise usage(error) from None
     return result, arguments
 
 
@@ -126,10 +144,8 @@ def run(
     Example: cdna-emu run scale.hsaco --block 256 -a buf:f32:256:random -a out:f32:256 -a f32:2
     """
     texts = arg or []
-    try:
+    with reported():
         saves = [saved(text, len(texts)) for text in save or []]
-    except ValueError as error:
-        raise usage(error) from None
     result, arguments = execute(
         file,
         texts,
@@ -146,7 +162,8 @@ def run(
     for index, path in saves:
         if not isinstance(arguments[index], np.ndarray):
             raise usage(ValueError(f"--save: argument {index} ({texts[index]}) is no buffer"))
-        np.save(path, arguments[index], allow_pickle=False)
+        with reported():
+            np.save(path, arguments[index], allow_pickle=False)
     outputs = {index: arguments[index] for index, text in enumerate(texts) if text.startswith("out:")}
     if as_json:
         data = {"report": result.report.to_dict(), "counters": result.counters.to_dict()}
@@ -257,18 +274,13 @@ def show_counters(result: Result, lines: bool) -> None:
 @app.command()
 def disasm(file: File, kernel: KernelName = None, arch: Arch = None, as_json: Json = False) -> None:
     """Print the instructions of the kernels of a file."""
-    try:
+    with reported():
         parsed = load(read(file), arch)
         names = [kernel] if kernel else list(parsed.kernels)
         unknown = [name for name in names if name not in parsed.kernels]
         if unknown:
             raise ValueError(f"--kernel: got {unknown[0]!r}, expected one of {', '.join(parsed.kernels)}")
         listings = {name: [(i.address, i.text) for i in parsed.kernels[name].instructions] for name in names}
-    except EmulationError as error:
-        err.print(str(error), markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    except (ValueError, ImportError, OSError) as error:
-        raise usage(error) from None
     if as_json:
         print_json(
             {

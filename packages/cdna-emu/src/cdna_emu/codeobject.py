@@ -19,6 +19,7 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
+from .counters import CLASSES, class_numbers
 from .decode import Instruction, decode_text, records
 
 EM_AMDGPU = 224
@@ -26,7 +27,8 @@ NT_AMDGPU_METADATA = 32
 _MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}  # EF_AMDGPU_MACH, the low byte of e_flags
 _DESCRIPTOR = struct.Struct("<IIIxxxxq20xIIIHHxxxx")
 _DAMAGE = (
-    *(ELFError, ConstructError, struct.error, msgpack.UnpackException),
+    *(ELFError, ConstructError, struct.error, UnicodeDecodeError),
+    *(msgpack.UnpackException, msgpack.ExtraData, msgpack.FormatError, msgpack.StackError),
     *(LookupError, TypeError, AttributeError, OverflowError),  # values of the metadata note that are of another kind
 )
 _USER_SGPRS = (  # bit of kernel_code_properties, registers: in the order of the registers
@@ -212,6 +214,16 @@ class Kernel:
     def instructions(self) -> list[Instruction]:
         """Decoded at the first use."""
         return decode_text(self.code, arch=self.arch, base=self.address)
+
+    @functools.cached_property
+    def classes(self) -> npt.NDArray[np.uint8]:
+        """Of the instructions, for the counters."""
+        return class_numbers(self.instructions)
+
+    @functools.cached_property
+    def has_atomics(self) -> bool:
+        """On global memory."""
+        return CLASSES.index("vmem_atomic") in self.classes
 
     @functools.cached_property
     def records(self) -> npt.NDArray[np.void]:

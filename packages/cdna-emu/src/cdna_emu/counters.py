@@ -74,6 +74,12 @@ def class_of(mnemonic: str) -> str:
     return "other" if _IDLE.match(mnemonic) else "salu"
 
 
+def class_numbers(instructions: Sequence[Instruction]) -> npt.NDArray[np.uint8]:
+    """The class of each instruction, as its place in ``CLASSES``."""
+    number = {name: k for k, name in enumerate(CLASSES)}
+    return np.array([number[class_of(instruction.mnemonic)] for instruction in instructions], np.uint8)
+
+
 @dataclass(frozen=True)
 class Resources:
     """What one wave, and one workgroup, of a kernel takes.
@@ -165,7 +171,8 @@ def busy_cycles(instruction: Instruction, arch: str) -> int:
 class Counters(Mapping[str, int]):
     """Counters of one launch: a mapping of class (``CLASSES``) to executed wave-instructions.
 
-    ``lines`` has the same and more by instruction. Sums over the launch:
+    ``classes`` are those of the instructions, from ``class_numbers``. ``lines`` has the same and more by instruction.
+    Sums over the launch:
 
     Attributes:
         executed: wave-instructions. waves: waves that ran. groups: workgroups that ran.
@@ -179,6 +186,7 @@ class Counters(Mapping[str, int]):
     def __init__(
         self,
         instructions: Sequence[Instruction],
+        classes: npt.NDArray[np.uint8],
         counts: npt.NDArray[np.uint64],
         *,
         resources: Resources,
@@ -189,14 +197,12 @@ class Counters(Mapping[str, int]):
         self.waves = groups * resources.waves
         self._instructions = instructions
         self._counts = counts
-        self._kinds = [class_of(instruction.mnemonic) for instruction in instructions]
-        executed = counts[:, 0].tolist()
-        self._classes = dict.fromkeys(CLASSES, 0)
-        self._mfma = [0] * len(instructions)
-        for k, (kind, times) in enumerate(zip(self._kinds, executed, strict=True)):
-            self._classes[kind] += times
-            if kind == "mfma" and times:
-                self._mfma[k] = times * busy_cycles(instructions[k], resources.arch)
+        self._class_numbers = classes
+        of_class = {name: classes == number for number, name in enumerate(CLASSES)}
+        executed = counts[:, COUNT_FIELDS.index("executed")]
+        self._classes = {name: int(executed[rows].sum()) for name, rows in of_class.items()}
+        ran = np.flatnonzero(of_class["mfma"] & (executed > 0)).tolist()
+        self._mfma = {k: int(executed[k]) * busy_cycles(instructions[k], resources.arch) for k in ran}
         total = dict(zip(COUNT_FIELDS, counts.sum(axis=0, dtype=np.uint64).tolist(), strict=True))
         self.executed: int = total["executed"]
         self.lines64: int = total["lines64"]
@@ -204,19 +210,23 @@ class Counters(Mapping[str, int]):
         self.lines64_min: int = total["lines64_min"]
         self.lds_cycles: int = total["lds_cycles"]
         self.lds_cycles_min: int = total["lds_cycles_min"]
-        self.mfma_cycles = sum(self._mfma)
-        lds = np.array([kind.startswith("lds") for kind in self._kinds], bool)
-        self.bytes = int(counts[~lds, COUNT_FIELDS.index("bytes")].sum())
-        valu = np.array([kind == "valu" for kind in self._kinds], bool)
-        self.valu_lanes = int(counts[valu, COUNT_FIELDS.index("lanes")].sum())
+        self.mfma_cycles = sum(self._mfma.values())
+        in_lds = np.any([rows for name, rows in of_class.items() if name.startswith("lds")], axis=0)
+        self.bytes = int(counts[~in_lds, COUNT_FIELDS.index("bytes")].sum())
+        self.valu_lanes = int(counts[of_class["valu"], COUNT_FIELDS.index("lanes")].sum())
 
     @functools.cached_property
     def lines(self) -> list[Line]:
         """Counts of every instruction of the kernel, in the order of addresses."""
-        rows = zip(self._instructions, self._kinds, self._counts.tolist(), self._mfma, strict=True)
+        rows = zip(self._instructions, self._class_numbers.tolist(), self._counts.tolist(), strict=True)
         return [
-            Line(instruction, kind, mfma_cycles=busy, **dict(zip(COUNT_FIELDS, row, strict=True)))
-            for instruction, kind, row, busy in rows
+            Line(
+                instruction,
+                CLASSES[number],
+                mfma_cycles=self._mfma.get(k, 0),
+                **dict(zip(COUNT_FIELDS, row, strict=True)),
+            )
+            for k, (instruction, number, row) in enumerate(rows)
         ]
 
     def __getitem__(self, name: str) -> int:

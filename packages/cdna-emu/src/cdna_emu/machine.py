@@ -29,6 +29,7 @@ ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 MAX_BLOCK = 1024
 FINDING_LIMIT = 256  # different ones, per piece of the grid
 CHUNKS_PER_THREAD = 8  # pieces of the grid: small enough to even out, large enough not to be felt
+NO_MEMORY = 2  # cdna_run
 FATAL = {"unsupported", "budget"}  # what ends a wave before its s_endpgm
 
 Extent = int | Sequence[int]
@@ -60,6 +61,8 @@ _parse = functools.lru_cache(maxsize=16)(CodeObject.parse)
 
 def load(code: bytes | str | CodeObject, arch: str | None = None) -> CodeObject:
     """A code object from ELF bytes or .s text. ValueError if it is not for ``arch`` or for none that is known."""
+    if arch is not None and arch not in ARCHS:
+        raise ValueError(f"arch: got {arch!r}, expected one of {', '.join(ARCHS)}")
     if isinstance(code, str):
         code = assemble(code, arch)
     parsed = _parse(code) if isinstance(code, bytes) else code
@@ -138,8 +141,7 @@ def launch(
         report_buffer_bounds=report_buffer_bounds,
     )
     instructions = prepared.instructions
-    one = any("_atomic" in instruction.mnemonic for instruction in instructions)
-    count = 1 if one else threads or len(os.sched_getaffinity(0))
+    count = 1 if prepared.program.has_atomics else threads or len(os.sched_getaffinity(0))
     counts, found, dropped, failed = run_groups(
         prepared.shared, prepared.grid, prepared.setup, len(instructions), count
     )
@@ -149,7 +151,9 @@ def launch(
     )
     if strict and failed:
         raise failure(report)
-    counters = Counters(instructions, counts, resources=prepared.resources, groups=math.prod(prepared.grid))
+    counters = Counters(
+        instructions, prepared.program.classes, counts, resources=prepared.resources, groups=math.prod(prepared.grid)
+    )
     return Result(symbol, report, counters, not failed)
 
 
@@ -345,6 +349,8 @@ def run_groups(
     else:
         with ThreadPoolExecutor(min(threads, pieces)) as pool:
             ended = list(pool.map(run_piece, range(pieces)))
+    if any(status == NO_MEMORY for *_, status in ended):
+        raise MemoryError("a launch needs more memory than there is, for registers, LDS and scratch of a workgroup")
     totals = np.zeros((code_count, len(native.COUNT_FIELDS)), np.uint64)
     # The core keeps the first finding of a kind and place in a piece; this, of the launch, whatever the pieces.
     kept: dict[tuple[int, int, int], NativeFinding] = {}

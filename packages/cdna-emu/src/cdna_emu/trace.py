@@ -147,6 +147,6 @@ def trace_group(
         prepared.instructions,
         events[: record.events].copy(),
         accesses[: record.accesses].copy(),
-        Counters(prepared.instructions, counts, resources=prepared.resources, groups=1),
+        Counters(prepared.instructions, prepared.program.classes, counts, resources=prepared.resources, groups=1),
         report,
     )

@@ -147,6 +147,17 @@ typedef struct {
     Trace *trace;                  /* NULL: none; else one thread */
 } Launch;
 
+/* Addresses of an LDS access, and what they cost. The banks' loads stay the same when all addresses move by 16 bytes. */
+typedef struct {
+    uint64_t mask;
+    uint32_t step[LANES];          /* address of the lane less that of lane 0 */
+    uint32_t start;                /* address of lane 0 modulo 16 */
+    uint32_t bytes;                /* 0: nothing is known */
+    uint32_t cycles, cycles_min;
+} BankCost;
+
+enum { BANK_COSTS = 64 };          /* by instruction, the last access of each */
+
 /* One workgroup while it runs. */
 typedef struct Group {
     const Launch *launch;
@@ -155,6 +166,7 @@ typedef struct Group {
     uint8_t *lds;                  /* launch->lds_bytes, zero padded to 16 bytes behind */
     struct LdsChecks *lds_checks;  /* NULL when checks are off */
     Count *counts;                 /* [code_count], this thread's */
+    BankCost *bank_costs;          /* [BANK_COSTS]; NULL: none are kept */
     Finding *findings;
     uint32_t finding_count, finding_limit;
 } Group;

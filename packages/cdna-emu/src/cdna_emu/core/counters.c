@@ -150,13 +150,22 @@ static uint32_t worst_bank(const uint32_t *address, uint64_t part, uint32_t shif
     return worst;
 }
 
+static bool same_access(const BankCost *known, const uint32_t address[LANES], uint64_t mask, uint32_t bytes)
+{
+    uint32_t differs = known->start ^ (address[0] & 15);
+    if (known->bytes != bytes || known->mask != mask)
+        return false;
+    for (uint32_t l = 0; l < LANES; l++)
+        differs |= known->step[l] ^ (address[l] - address[0]);
+    return !differs;
+}
+
 /* A cycle serves every bank once, one dword each, and lanes that read the same dword together. Lanes are taken in order, as
    many as fill the banks: 64 of 4 bytes, 32 of 8, 16 of 16 on gfx950 with its 64 banks, half of that on gfx942 with 32. The
    minimum is one cycle for each such group that has an active lane. */
-void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t mask, uint32_t bytes)
+static void bank_cost(BankCost *cost, enum Arch arch, const uint32_t address[LANES], uint64_t mask, uint32_t bytes)
 {
-    Count *n = &g->counts[i - g->launch->code];
-    uint32_t banks = g->launch->arch == GFX950 ? 64 : 32, dwords = bytes > 4 ? (bytes + 3) / 4 : 1;
+    uint32_t banks = arch == GFX950 ? 64 : 32, dwords = bytes > 4 ? (bytes + 3) / 4 : 1;
     uint32_t lanes = banks / (dwords == 3 ? 4 : dwords); /* 12 bytes: as 16 */
     uint32_t shift = 2;
     if (dwords == 2 || dwords == 4) {
@@ -169,14 +178,28 @@ void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t 
             dwords = 1;
         }
     }
-    if (!(i->flags & F_TO_LDS)) /* those are counted where they come from */
-        n->bytes += (uint64_t)__builtin_popcountll(mask) * bytes;
+    *cost = (BankCost){.mask = mask, .start = address[0] & 15, .bytes = bytes};
+    for (uint32_t l = 0; l < LANES; l++)
+        cost->step[l] = address[l] - address[0];
     for (uint32_t first = 0; first < LANES; first += lanes) {
         uint64_t part = mask >> first & (lanes == 64 ? ~0ull : (1ull << lanes) - 1);
         if (!part)
             continue;
-        n->lds_cycles += conflict_free(address + first, part, lanes, bytes, shift, banks, dwords)
-                             ? 1 : worst_bank(address + first, part, shift, banks, dwords);
-        n->lds_cycles_min++;
+        cost->cycles += conflict_free(address + first, part, lanes, bytes, shift, banks, dwords)
+                            ? 1 : worst_bank(address + first, part, shift, banks, dwords);
+        cost->cycles_min++;
     }
+}
+
+void count_lds(Group *g, const Insn *i, const uint32_t address[LANES], uint64_t mask, uint32_t bytes)
+{
+    uint32_t index = (uint32_t)(i - g->launch->code);
+    Count *n = &g->counts[index];
+    BankCost fresh = {0}, *cost = g->bank_costs ? &g->bank_costs[index % BANK_COSTS] : &fresh;
+    if (!same_access(cost, address, mask, bytes))
+        bank_cost(cost, (enum Arch)g->launch->arch, address, mask, bytes);
+    n->lds_cycles += cost->cycles;
+    n->lds_cycles_min += cost->cycles_min;
+    if (!(i->flags & F_TO_LDS)) /* those are counted where they come from */
+        n->bytes += (uint64_t)__builtin_popcountll(mask) * bytes;
 }

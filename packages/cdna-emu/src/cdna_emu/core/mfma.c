@@ -449,13 +449,16 @@ static bool scale_f8f6f4(const Wave *w, const Insn *i, Lanes *inputs, int which,
         constant = code - INT_0;
     else
         return false;
-    for (int e = 0; e < 32; e++)
-        for (int l = 0; l < LANES; l++) {
-            int at = format < 2 ? e % 16 + l / m * 16 + e / 16 * (k / 2) : l / m * 32 + e;
+    float factor[LANES];
+    for (int e = 0; e < 32; e++) {
+        for (int l = 0; e % 16 == 0 && l < LANES; l++) { /* of 16 elements: they are of one run */
+            int at = format < 2 ? l / m * 16 + e / 16 * (k / 2) : l / m * 32 + e;
             uint32_t scale = (lanes ? lanes[at / 32 * m + l % m] : constant) >> (8 * byte) & 0xff;
-            float factor = f32_of_bits(scale == 255 ? 0x7fc00000 : scale ? scale << 23 : 0x400000);
-            inputs[e][l] = bits_of_f32(f32_of_bits(inputs[e][l]) * factor);
+            factor[l] = f32_of_bits(scale == 255 ? 0x7fc00000 : scale ? scale << 23 : 0x400000);
         }
+        for (int l = 0; l < LANES; l++)
+            inputs[e][l] = bits_of_f32(f32_of_bits(inputs[e][l]) * factor[l]);
+    }
     return true;
 }
 

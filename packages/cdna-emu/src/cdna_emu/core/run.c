@@ -221,6 +221,7 @@ typedef struct {
     Wave *waves;
     struct WaveChecks *checks;
     uint8_t *lds, *scratch, *scratch_init;
+    BankCost *bank_costs;
     struct LdsChecks *lds_checks;
 } Memory;
 
@@ -231,6 +232,7 @@ static void release(Memory *m)
     free(m->lds);
     free(m->scratch);
     free(m->scratch_init);
+    free(m->bank_costs);
     lds_checks_free(m->lds_checks);
 }
 
@@ -241,7 +243,8 @@ static bool reserve(Memory *m, const Launch *launch, uint32_t scratch_bytes)
     m->waves = calloc(launch->waves, sizeof *m->waves);
     m->lds = calloc(words, 4);
     m->scratch = calloc(scratch + 16, 1);
-    bool ok = m->waves && m->lds && m->scratch;
+    m->bank_costs = calloc(BANK_COSTS, sizeof *m->bank_costs);
+    bool ok = m->waves && m->lds && m->scratch && m->bank_costs;
     if (launch->checks) {
         m->scratch_init = calloc(scratch + 1, 1);
         m->checks = calloc(launch->waves, sizeof *m->checks);
@@ -263,7 +266,7 @@ int cdna_run(const Launch *launch, const uint32_t grid[3], uint64_t first, uint6
         return 2;
     }
     Group g = {.launch = launch, .waves = m.waves, .lds = m.lds, .lds_checks = m.lds_checks, .counts = counts,
-               .findings = findings, .finding_limit = finding_limit};
+               .bank_costs = m.bank_costs, .findings = findings, .finding_limit = finding_limit};
     Used used = registers_used(launch);
     size_t scratch = (size_t)LANES * setup->scratch_bytes; /* of a wave */
     bool ok = true;

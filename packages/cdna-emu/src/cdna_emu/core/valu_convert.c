@@ -118,8 +118,8 @@ static bool to_e8_stochastic(const Group *g, Wave *w, const Insn *i, bool fp8)
     return true;
 }
 
-/* Two f32 to f16, whatever the mode's rounding is. */
-static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
+/* Two f32 to f16, whatever the mode's rounding is; `rounding` as of f16_rounded. */
+static inline bool to_half_pair(Wave *w, const Insn *i, uint32_t rounding)
 {
     uint32_t ta[LANES], tb[LANES], d[LANES];
     uint16_t low[LANES], high[LANES];
@@ -128,9 +128,9 @@ static bool to_half_pair(Wave *w, const Insn *i, enum Rounding rounding)
     EACH_LANE {
         fa[l] = f32_of_bits(a[l]);
         fb[l] = f32_of_bits(b[l]);
-        low[l] = f16_from_f32_rounded(fa[l], rounding, 0);
-        high[l] = f16_from_f32_rounded(fb[l], rounding, 0);
     }
+    round_lanes16(fa, low, rounding);
+    round_lanes16(fb, high, rounding);
     if (w->mode & MODE_FP16_OVFL) {
         saturate16(fa, low);
         saturate16(fb, high);
@@ -229,8 +229,8 @@ WIDE bool exec_vector_convert(const Group *g, Wave *w, const Insn *i)
     case OP_v_cvt_i16_f16: { HALF(a, 0); TO_16(int16_of(A)); }
     case OP_v_cvt_norm_i16_f16: { HALF(a, 0); TO_16(snorm16(A)); }
     case OP_v_cvt_norm_u16_f16: { HALF(a, 0); TO_16(unorm16(A)); }
-    case OP_v_cvt_pkrtz_f16_f32: return to_half_pair(w, i, ROUND_TOWARD_ZERO);
-    case OP_v_cvt_pk_f16_f32: return to_half_pair(w, i, ROUND_NEAREST_EVEN);
+    case OP_v_cvt_pkrtz_f16_f32: return to_half_pair(w, i, 3);
+    case OP_v_cvt_pk_f16_f32: return to_half_pair(w, i, 0);
     case OP_v_cvt_pknorm_i16_f32: { FLOAT(a, 0); FLOAT(b, 1); TO_INT(pair(snorm16(FA), snorm16(FB))); }
     case OP_v_cvt_pknorm_u16_f32: { FLOAT(a, 0); FLOAT(b, 1); TO_INT(pair(unorm16(FA), unorm16(FB))); }
     case OP_v_cvt_pknorm_i16_f16: { HALF(a, 0); HALF(b, 1); TO_INT(pair(snorm16(A), snorm16(B))); }

@@ -67,10 +67,12 @@ def test_whatever_ends_a_child_is_its_candidate_s_and_the_run_goes_on(tmp_path: 
 
 def test_faults_that_are_no_candidate_s(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        wrong, dead, fine = run(store, "error-0", "idle-0", "sound")
+        wrong, dead, between, fine = run(store, "error-0", "idle-0", "settled-32", "sound")
         assert wrong.error == "ValueError: no such device" and not wrong.samples
         assert dead.error == "the process ended with signal 9" and not dead.samples
-        assert not fine.error and len(store) == 3
+        # What was settled is kept as it was; the rest is for the next run.
+        assert between.error.startswith(dead.error) and [sample.status for sample in between.samples] == ["ok", "ok"]
+        assert not fine.error and len(store) == 5
 
 
 def test_a_run_that_is_killed_is_taken_up_where_it_was(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Times that people can trust: candidates take turns, inputs rotate past the L2 cache, and the spread says how often.
+"""Times that people can trust: candidates take turns, inputs rotate past the last cache, and the spread says how often.
 
 The rule for n: every candidate is timed ``FIRST`` times, then twice as often, and so on up to ``MOST``. At each of
 these looks the ratio of its median to the fastest one's has an interval of ``LOOK_ERRORS`` standard errors (of
@@ -9,6 +9,7 @@ is left between the two. With times that scatter by 5 %, a gap of 20 % takes 100
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ LOOK_ERRORS = 3.0
 """Standard errors of the interval at a look. Four looks at two errors would call chance a difference too often."""
 RESOLUTION = 0.005
 ROTATION = 3
-"""Times the size of the L2 cache that the inputs of one round of calls take at least."""
-BACKLOG_CYCLES = 4_000_000
-"""Of the kernel that occupies the device while the host queues a block: about 2 ms."""
+"""Times the size of the last cache that the inputs of one round of calls take at least."""
+INFINITY_CACHE = 256 * 2**20
+"""Bytes, behind the L2 caches of gfx942 and gfx950, of which alone the driver tells (AMD CDNA 3 white paper)."""
+BACKLOG_US = 2000.0
+"""Of the kernel that occupies the device while the host queues a block."""
+SPIN = 100_000
+"""Cycles that tell how long a cycle of ``torch.cuda._sleep`` is: that of the clock of an SM, or of a slower counter."""
 
 Timer = Callable[[int], Sequence[float]]
 """n -> n times in microseconds."""
@@ -87,9 +92,23 @@ def verdict(times: Sequence[Sequence[float]]) -> tuple[int, list[int]]:
 
 
 def input_sets(call_bytes: int, device: torch.device) -> int:
-    """Copies of the inputs of a call, of ``call_bytes``, that together outgrow the L2 cache of ``device``."""
+    """Copies of the inputs of a call, of ``call_bytes``, that together outgrow the last cache of ``device``."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
+    if torch.version.hip is not None:
+        cache = max(cache, INFINITY_CACHE)
     return max(2, -(-ROTATION * cache // call_bytes))
+
+
+@functools.cache
+def backlog_cycles() -> int:
+    """``BACKLOG_US`` in the cycles of ``torch.cuda._sleep`` on the current device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SPIN)  # the first launch loads the kernel
+    start.record()
+    torch.cuda._sleep(SPIN)
+    end.record()
+    torch.cuda.synchronize()
+    return int(SPIN * BACKLOG_US / max(start.elapsed_time(end) * 1e3, 1.0))
 
 
 def graph_timer(calls: Sequence[Callable[[], None]]) -> Timer:
@@ -107,9 +126,11 @@ def graph_timer(calls: Sequence[Callable[[], None]]) -> Timer:
         graph.replay()
     torch.cuda.synchronize()
 
+    backlog = backlog_cycles()
+
     def timed(count: int) -> list[float]:
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-        torch.cuda._sleep(BACKLOG_CYCLES)
+        torch.cuda._sleep(backlog)
         graph.replay()  # not timed: the caches hold what the candidate before left
         for start, end in pairs:
             start.record()

@@ -141,7 +141,7 @@ def _until_done(job: Job, device: str, samples: list[dict[str, Any]]) -> str:
                 begun = report.get("start", begun)
                 error = report.get("error", error)
                 if "sample" in report:
-                    sample = report["sample"]
+                    sample, begun = report["sample"], None
                     samples.append(sample)
                     job["done"].append({"key": sample["key"], "status": sample["status"], "us": None})
         except ChildError as death:

@@ -1,7 +1,8 @@
 """One case on one device: every candidate checked against what is right, then those that are, timed in turns.
 
 Runs in a process of its own (``pool``), for a candidate may take the process with it. ``run`` reports as it goes:
-{"start": key} before a candidate touches the device, {"sample": sample} for what is settled.
+{"start": key} before a candidate touches the device, {"start": None} when none does, {"sample": sample} for what is
+settled.
 """
 
 from __future__ import annotations
@@ -217,13 +218,11 @@ def _done(job: Mapping[str, Any]) -> dict[Key, tuple[str, float | None]]:
 
 def _refusals() -> tuple[type[BaseException], ...]:
     """What a candidate raises that cannot be had: too much shared memory, code that does not compile."""
-    found: list[type[BaseException]] = [CompileError, UnsupportedError]
     try:
-        errors = importlib.import_module("triton.runtime.errors")
-        compiler = importlib.import_module("triton.compiler.errors")
+        errors = importlib.import_module("triton.errors")
     except ImportError:
-        return tuple(found)
-    return (*found, errors.OutOfResources, compiler.CompilationError)
+        return CompileError, UnsupportedError
+    return CompileError, UnsupportedError, errors.TritonError  # of its compiler, of ptxas, for want of resources
 
 
 def _checked(trial: Trial, workload: Runnable, choice: Any, right: Outputs) -> float:
@@ -294,6 +293,8 @@ def _time(trial: Trial, job: Mapping[str, Any], report: Report) -> None:
             sound[key] = error
         else:
             report(_wrong(key, error, job))
+    # What fails from here to the first launch, for want of memory say, is no candidate's.
+    report({"start": None})
     del right
     workloads = [first, *(first.copy() for _ in range(sets - 1))]
     outs = [workload.outputs() for workload in workloads]

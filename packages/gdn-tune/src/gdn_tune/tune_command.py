@@ -154,7 +154,9 @@ def local_devices(workers: int | None, *, model: bool) -> list[str]:
     if workers is not None and workers > count:
         raise ValueError(f"workers: got {workers}, expected at most {count}, one for each GPU")
     shown = env.child_environment({})
-    names = next((shown[name].split(",") for name in pool.VISIBLE if shown.get(name)), [str(i) for i in range(count)])
+    # Those of HIP mean nothing to CUDA; HIP reads both, its own first.
+    known = [name for name in pool.VISIBLE if shown.get(name) and (torch.version.hip or name.startswith("CUDA"))]
+    names = [word.strip() for word in shown[known[0]].split(",")] if known else [str(i) for i in range(count)]
     return names[: workers or count]
 
 

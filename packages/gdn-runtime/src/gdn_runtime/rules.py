@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from .arch import ArchFacts
 from .errors import UnsupportedError
@@ -30,6 +31,8 @@ from .spec import (
 )
 from .tables import LaunchCall, ScanKey, vk_block_v
 
+S = TypeVar("S")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -56,6 +59,16 @@ class Problem:
     use_state_indices: bool = False
     use_state_mask: bool = False
     g_head_major: bool = True
+
+    @property
+    def scans(self) -> float:
+        """Mean number of scans, one per sequence and value head, that run at a time."""
+        return self.num_heads * self.total_chunks / max(self.max_seq_chunks, 1)
+
+    def spec(self, kind: type[S], **others: Any) -> S:
+        """A spec of class ``kind``: its fields that a problem has too are of this one, the others are given."""
+        shared = {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}  # type: ignore[arg-type]
+        return kind(**{**shared, "arch": self.arch.name, **others})
 
     def scan_key(self) -> ScanKey:
         """What a row of the tuned tables of K5 must match."""
@@ -97,7 +110,7 @@ class Problem:
 
 def l2norm_spec(problem: Problem) -> L2NormSpec:
     """The spec of the normalisation of q and k."""
-    return L2NormSpec(problem.arch.name, problem.dtype, problem.num_key_heads)
+    return problem.spec(L2NormSpec)
 
 
 # ------------------------------------------------------------------------------------------------ Triton
@@ -115,11 +128,11 @@ def prepare_config(problem: Problem) -> tuple[PrepareConfig, str]:
 def state_scan_config(problem: Problem) -> tuple[StateScanConfig, str]:
     """Rule for K5: 32 value rows per program while two such programs per compute unit hold all scans, else 64.
 
-    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time; each is split
-    into 128 / block_v programs. H200, 132 SMs, us with 32 / 64 rows: 16 scans 187 / 274, 32 scans 207 / 288, 64 scans
-    299 / 333, 96 scans 567 / 411, 128 scans 591 / 451 (8192 tokens each; 16 and 128 rows win nowhere).
+    Each scan is split into 128 / block_v programs. H200, 132 SMs, us with 32 / 64 rows: 16 scans 187 / 274, 32 scans
+    207 / 288, 64 scans 299 / 333, 96 scans 567 / 411, 128 scans 591 / 451 (8192 tokens each; 16 and 128 rows win
+    nowhere).
     """
-    scans = problem.num_heads * problem.total_chunks / max(problem.max_seq_chunks, 1)
+    scans = problem.scans
     narrow = scans * (HEAD_DIM // 32) <= 2 * problem.compute_units
     why = f"{scans:.0f} scans at a time on {problem.compute_units} compute units"
     if problem.arch.vendor == "amd":
@@ -136,42 +149,17 @@ def output_config(problem: Problem) -> tuple[OutputConfig, str]:
 
 def prepare_spec(problem: Problem, config: PrepareConfig) -> PrepareSpec:
     """The spec of K1..K4 of ``problem``."""
-    p = problem
-    return PrepareSpec(
-        p.arch.name, p.dtype, p.beta_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
-    )
+    return problem.spec(PrepareSpec, config=config)
 
 
 def state_scan_spec(problem: Problem, config: StateScanConfig) -> StateScanSpec:
     """The spec of K5 of ``problem``."""
-    p = problem
-    return StateScanSpec(
-        arch=p.arch.name,
-        dtype=p.dtype,
-        state_dtype=p.state_dtype,
-        snapshot_dtype=p.snapshot_dtype,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_g=p.use_g,
-        use_gk=p.use_gk,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        save_new_value=p.save_new_value,
-        use_state_indices=p.use_state_indices,
-        use_state_mask=p.use_state_mask,
-        g_head_major=p.g_head_major,
-        use_exp2=p.use_exp2,
-        config=config,
-    )
+    return problem.spec(StateScanSpec, config=config)
 
 
 def output_spec(problem: Problem, config: OutputConfig) -> OutputSpec:
     """The spec of K6 of ``problem``."""
-    p = problem
-    return OutputSpec(
-        p.arch.name, p.dtype, p.snapshot_dtype, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, config
-    )
+    return problem.spec(OutputSpec, config=config)
 
 
 # ------------------------------------------------------------------------------------------------ the fast path of sm90
@@ -211,7 +199,7 @@ def segment_chunks(problem: Problem) -> tuple[int, str]:
     programs 81, 106, 183, 221; 32 programs 126, 122, 189, 229; 64 programs 251, 210, 213, 249.
     """
     p = problem
-    programs = 2 * p.num_heads * p.total_chunks / max(p.max_seq_chunks, 1)
+    programs = 2 * p.scans
     why = f"{programs:.0f} programs scan at a time on {p.compute_units} compute units"
     if 2 * programs > p.compute_units or p.max_seq_chunks < MIN_SEGMENTED:
         return 0, f"whole sequences, {why}"
@@ -242,22 +230,7 @@ def fast_config(problem: Problem) -> tuple[FastConfig, str]:
 
 def fast_prefill_spec(problem: Problem, config: FastConfig) -> FastPrefillSpec:
     """The spec of the fast path for ``problem``."""
-    p = problem
-    return FastPrefillSpec(
-        arch=p.arch.name,
-        dtype=p.dtype,
-        beta_dtype=p.beta_dtype,
-        state_dtype=p.state_dtype,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        use_state_indices=p.use_state_indices,
-        use_state_mask=p.use_state_mask,
-        p_in_scan=config.p_in_scan,
-        segment_chunks=config.segment_chunks,
-    )
+    return problem.spec(FastPrefillSpec, p_in_scan=config.p_in_scan, segment_chunks=config.segment_chunks)
 
 
 # ------------------------------------------------------------------------------------------------ AMD code objects
@@ -280,8 +253,7 @@ def prepare_variant(problem: Problem) -> tuple[PrepareVariant, str]:
 
 def fused_prepare_spec(problem: Problem, variant: PrepareVariant) -> FusedPrepareSpec:
     """The spec of the FlyDSL K1..K4."""
-    p = problem
-    return FusedPrepareSpec(p.arch.name, variant, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, p.beta_dtype)
+    return problem.spec(FusedPrepareSpec, variant=variant)
 
 
 TPRIME_BLOCK_V = {"gfx942": (64, 128), "gfx950": (128,)}
@@ -296,11 +268,9 @@ def tprime_block_v(problem: Problem) -> tuple[int | None, str]:
     kernels per head against prepare "wave" and `opt` with 64 columns (bf16 snapshots): gfx950 -3 % with one scan per
     compute unit and -19 % with two; gfx942 -11 % with two, but +11 % with one, where 64 columns make it +1 %: a tie
     that the bytes decide, for at half of that pace the usual part would need 8 TB/s with w and u.
-
-    H * total_chunks / max_seq_chunks is the mean number of (sequence, head) scans that run at a time.
     """
     p = problem
-    scans = p.num_heads * p.total_chunks / max(p.max_seq_chunks, 1)
+    scans = p.scans
     why = f"{scans:.0f} scans at a time on {p.compute_units} compute units"
     if prepare_variant(p)[0] != "wave" or scans < p.compute_units:
         return None, why
@@ -323,30 +293,15 @@ def tprime_refusal(problem: Problem) -> str | None:
 
 def tprime_prepare_spec(problem: Problem) -> TPrepareSpec:
     """The spec of K1..K4 up to T'."""
-    p = problem
-    return TPrepareSpec(p.arch.name, p.num_heads, p.num_key_heads, p.is_varlen, p.use_exp2, p.beta_dtype)
+    return problem.spec(TPrepareSpec)
 
 
 def vsplit_spec(problem: Problem, block_v: int, rounding: Rounding) -> VSplitScanSpec:
     """The spec of the V-split K5. Raises UnsupportedError for what only the other kernels of K5 do."""
-    p = problem
-    refusal = tprime_refusal(p)
+    refusal = tprime_refusal(problem)
     if refusal is not None:
         raise UnsupportedError("K5 with T' in place of w and u", got=refusal, supported=["gates [B,H,T] and v_new"])
-    return VSplitScanSpec(
-        arch=p.arch.name,
-        block_v=block_v,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_exp2=p.use_exp2,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        use_state_indices=p.use_state_indices,
-        state_dtype=p.state_dtype,
-        snapshot_dtype=p.snapshot_dtype,
-        rounding=rounding,
-    )
+    return problem.spec(VSplitScanSpec, block_v=block_v, rounding=rounding)
 
 
 def opt_rounding(arch: str, *, block: bool) -> Rounding:
@@ -361,26 +316,8 @@ def opt_rounding(arch: str, *, block: bool) -> Rounding:
 
 def opt_spec(problem: Problem, block_v: int, rounding: Rounding) -> OptStateScanSpec:
     """The spec of K5 `opt`."""
-    p = problem
-    return OptStateScanSpec(
-        arch=p.arch.name,
-        block_v=block_v,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_g=p.use_g,
-        use_gk=p.use_gk,
-        use_exp2=p.use_exp2,
-        g_head_major=p.g_head_major,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        use_state_indices=p.use_state_indices,
-        save_new_value=p.save_new_value,
-        state_dtype=p.state_dtype,
-        snapshot_dtype=p.snapshot_dtype,
-        rounding=rounding,
-        sched_barrier=p.arch.name == "gfx942",
-    )
+    barrier = problem.arch.name == "gfx942"
+    return problem.spec(OptStateScanSpec, block_v=block_v, rounding=rounding, sched_barrier=barrier)
 
 
 def vk_spec(problem: Problem, block_v: int) -> VkStateScanSpec:
@@ -396,20 +333,7 @@ def vk_spec(problem: Problem, block_v: int) -> VkStateScanSpec:
         if got != supported:
             what = [str(supported) if isinstance(supported, str) else "none", 'any with kernel="opt"']
             raise UnsupportedError(f'{name} with kernel="vk"', got=got, supported=what)
-    return VkStateScanSpec(
-        arch=p.arch.name,
-        block_v=block_v,
-        num_heads=p.num_heads,
-        num_key_heads=p.num_key_heads,
-        is_varlen=p.is_varlen,
-        use_g=p.use_g,
-        use_gk=p.use_gk,
-        use_exp2=p.use_exp2,
-        use_initial_state=p.use_initial_state,
-        store_final_state=p.store_final_state,
-        save_new_value=p.save_new_value,
-        state_dtype=p.state_dtype,
-    )
+    return problem.spec(VkStateScanSpec, block_v=block_v)
 
 
 def vk_tile(problem: Problem) -> tuple[int, str]:

@@ -26,10 +26,10 @@ PA = "packages/pa-decode"
 CONSTRAINTS = "ci/constraints.txt"
 TRITON = "ci/triton.txt"
 AMD_ARCHS = ("gfx942", "gfx950")
+CARDS = (*AMD_ARCHS, "sm90")
 SMOKE_BUNDLE = ROOT / "build" / "smoke-bundle"
 BUNDLES = ROOT / "build" / "bundles"
 FLYDSL_CACHE = ROOT / "build" / "flydsl-cache"
-ROUNDTRIP = ROOT / "build" / "roundtrip"
 LINTERS = ("ruff", "mypy", "import-linter", "towncrier")
 
 nox.needs_version = ">=2025.5"
@@ -91,6 +91,7 @@ def tests(session: nox.Session) -> None:
         "emu": run_suite(session, "emu", f"{EMULATOR}/tests", interpret=None),
         "amd": run_suite(session, "amd", f"{TESTS}/emu", interpret=None),
         "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
+        "ci": run_suite(session, "ci", "ci/tests", interpret=None),
         "tune": run_suite(session, "tune", f"{TUNE}/tests", interpret=None),
         "pa": run_suite(session, "pa", f"{PA}/tests/cpu", interpret=None),
         "pa-interp": run_suite(session, "pa-interp", f"{PA}/tests/interp", interpret="1"),
@@ -280,22 +281,11 @@ def pack(session: nox.Session) -> None:
 
 @nox.session
 def roundtrip(session: nox.Session) -> None:
-    """Take measurements all the way: tables of a store, checked, compiled, and run from the bundle on the emulator. The
-    arguments are the store that gdn-tune filled, and an architecture (gfx950): roundtrip -- gdn-tune.sqlite gfx942."""
-    if not session.posargs:
-        session.error("no store: ./ci/nox -s roundtrip -- FILE")
-    store, arch = Path(session.posargs[0]).resolve(), (*session.posargs, "gfx950")[1]
+    """Tune one small shape of each op on the emulator, export and check the tables, compile what they ask for, and run
+    it from the bundle with no compiler. Arguments: an architecture (gfx950), and a store in place of the tuning."""
     install_aot(session)
     session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", TUNE)
-    shutil.rmtree(ROUNDTRIP, ignore_errors=True)
-    tables, bundles = str(ROUNDTRIP / "tables"), str(ROUNDTRIP / "bundles")
-    session.run("gdn-tune", "export", "--store", str(store), "--arch", arch, "--out", tables)
-    session.run("gdn-tune", "check", tables)
-    session.run("gdn-aot", "build", "--arch", arch, "--table", tables, "--out", bundles)
-    session.run("gdn-aot", "verify", bundles)
-    session.run("gdn-aot", "coverage", bundles, "--table", tables)
-    env = {"GDN_TABLES": tables, "GDN_BUNDLE": bundles, "GDN_JIT": "0", "OMP_NUM_THREADS": "1"}
-    session.run("python", "ci/roundtrip.py", tables, env={**env, "PYTHONPATH": f"{PA}/tests/support"})
+    session.run("python", "ci/roundtrip.py", *session.posargs)
 
 
 @nox.session(name="sweep-gfx950")
@@ -336,7 +326,37 @@ def gpu(session: nox.Session) -> None:
         session.error("no python3 found: set PYTHON to the interpreter that has torch")
     session.run(python, "ci/require_gpu.py", external=True)
     env = {"PYTHONPATH": SOURCES}
-    session.run(python, "-m", "pytest", f"{TESTS}/gpu", f"{PA}/tests/gpu", *session.posargs, env=env, external=True)
+    session.run(
+        python,
+        "-m",
+        "pytest",
+        f"{TESTS}/gpu",
+        f"{PA}/tests/gpu",
+        f"{TUNE}/tests/gpu",
+        *session.posargs,
+        env=env,
+        external=True,
+    )
+
+
+def register_gpu(arch: str) -> None:
+    """Register gpu-ARCH."""
+
+    @nox.session(name=f"gpu-{arch}", venv_backend="none", tags=["card"])
+    def gpu_arch(session: nox.Session) -> None:
+        python = shutil.which(os.environ.get("PYTHON", "python3"))
+        if python is None:
+            session.error("no python3 found: set PYTHON to the interpreter that has torch")
+        session.run(python, "ci/on_card.py", arch, *session.posargs, external=True)
+
+    gpu_arch.__doc__ = (
+        f"Do all that a {arch} card is for, on the PyTorch and Triton of $PYTHON: tests, benches, tuning, tables, "
+        "report. Fails without such a card. Arguments: -- --list, --only tests bench, --budget bench=600, --resume."
+    )
+
+
+for _arch in CARDS:
+    register_gpu(_arch)
 
 
 @nox.session

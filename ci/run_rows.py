@@ -1,16 +1,20 @@
-"""Calls that tuned tables list, run from a bundle on the emulator as a server would run them (`nox -s roundtrip`).
+"""Calls that tuned tables list, run from a bundle as a server would run them (`nox -s roundtrip`, `gpu-gfx950`).
 
-    GDN_TABLES=DIR GDN_BUNDLE=DIR GDN_JIT=0 python ci/roundtrip.py TABLES
+    GDN_TABLES=DIR GDN_BUNDLE=DIR GDN_JIT=0 python ci/run_rows.py TABLES
+    GDN_TABLES=DIR GDN_BUNDLE=DIR GDN_JIT=0 python ci/run_rows.py TABLES --device cuda --most-tokens 8192
 
 For each row the call must say that this row decided, nothing may be compiled, and the results must agree with the
-reference: K5 alone and in the block, with its prepare, for rows of K5 `opt`; paged decode for rows of pa_decode. The
-rows must be of the usual part of their architecture: that is what is emulated.
+reference: K5 alone and in the block, with its prepare, for rows of K5 `opt`; paged decode for rows of pa_decode. On the
+emulator, which is used unless --device says otherwise, the rows must be of the usual part of their architecture; of a
+card those rows are run that are of its own architecture and number of compute units.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ import torch
 from torch import Tensor
 
 import gdn_runtime
-from gdn_runtime.arch import KNOWN
+from gdn_runtime.arch import KNOWN, arch_of, compute_units
 from gdn_runtime.select import select
 from gdn_runtime.spec import CHUNK
 from gdn_runtime.tables import table_files
@@ -39,20 +43,47 @@ MAX_DECODE_ERROR = 0.08
 DTYPES = {True: torch.bfloat16, False: torch.float32}
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where rows are run: the emulator on CPU tensors, or a card."""
+
+    device: torch.device
+
+    def options(self, arch: str) -> dict[str, Any]:
+        """Of a call for ``arch``."""
+        return {"backend": "emulate", "arch": arch} if self.device.type == "cpu" else {"backend": "flydsl"}
+
+    def serves(self, arch: str, fields: Fields) -> bool:
+        """Whether a row for ``arch`` can decide here."""
+        if self.device.type == "cpu":
+            return True
+        return (arch_of(self.device).name, compute_units(self.device)) == (arch, fields["cu_num"])
+
+
 def main() -> None:
     """Run the rows of the tables named on the command line."""
-    runs: dict[str, Callable[[str, Fields], str]] = {OPT.kernel: run_scan, PA.kernel: run_decode}
-    done = 0
-    for file in table_files(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path)
+    parser.add_argument("--device", default="cpu", help="cpu: the emulator; or cuda")
+    parser.add_argument("--most-tokens", type=int, default=1 << 30, help="rows with more are left out")
+    given = parser.parse_args()
+    place = Place(torch.device(given.device))
+    runs: dict[str, Callable[[Place, str, Fields], str]] = {OPT.kernel: run_scan, PA.kernel: run_decode}
+    done = left_out = 0
+    for file in table_files(given.tables):
         table = read(file)
         for index, fields in enumerate(table.rows):
-            print(f"{file} row {index}: {runs[table.kernel](table.arch, fields)}", flush=True)
+            if not place.serves(table.arch, fields) or fields.get("T_flat", 0) > given.most_tokens:
+                left_out += 1
+                continue
+            print(f"{file} row {index}: {runs[table.kernel](place, table.arch, fields)}", flush=True)
             done += 1
     if not done:
-        fail([f"{sys.argv[1]}: there are no rows"])
+        fail([f"{given.tables}: there are no rows to run on {given.device}; {left_out} left out"])
     loaded = sorted(name for name in sys.modules if name.split(".")[0] in ("triton", "flydsl"))
     if loaded:
         fail([f"imported {', '.join(loaded[:3])}: the bundle did not serve"])
+    print(f"{done} rows were run, {left_out} left out; no compiler was imported")
 
 
 def lengths_of(fields: Fields) -> list[int]:
@@ -71,20 +102,21 @@ def lengths_of(fields: Fields) -> list[int]:
     return lengths
 
 
-def run_scan(arch: str, fields: Fields) -> str:
+def run_scan(place: Place, arch: str, fields: Fields) -> str:
     """K5 and the block of a row; the errors in words."""
     lengths = lengths_of(fields)
     heads = fields["H"], fields["Hg"]
     state_dtype, snapshot_dtype = DTYPES[fields["state_bf16"]], DTYPES[fields["snapshot_bf16"]]
     row = OPT.parse({name: value for name, value in fields.items() if name != "provenance"}, arch, {})
-    selection = select(problem_of(row), torch.device("cpu"), backend="emulate", arch=arch)
+    selection = select(problem_of(row), place.device, **place.options(arch))
     expected = f"block_v={fields['block_v']} from the tuned table"
     if not any(expected in reason for reason in selection.reasons):
         fail([f"expected {expected}, got", *selection.reasons])
     shape = lengths if fields["is_varlen"] else (len(lengths), lengths[0])
     inputs = make_block_inputs(
-        shape, *heads, gate="mixed", state="random" if fields["use_h0"] else "none", state_dtype=state_dtype
-    )
+        shape, *heads, gate="mixed", state="random" if fields["use_h0"] else "none", state_dtype=state_dtype,
+        device=place.device,
+    )  # fmt: skip
     common: dict[str, Any] = {
         "initial_state": inputs.initial_state,
         "output_final_state": fields["store_fs"],
@@ -92,7 +124,7 @@ def run_scan(arch: str, fields: Fields) -> str:
         "snapshot_dtype": snapshot_dtype,
         "state_dtype": state_dtype,
     }
-    where: list[dict[str, Any]] = [{"backend": "emulate", "arch": arch}, {"backend": "reference"}]
+    where: list[dict[str, Any]] = [place.options(arch), {"backend": "reference"}]
     block = [
         gdn_runtime.chunk_gated_delta_rule(inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, **common, **options)
         for options in where
@@ -100,8 +132,9 @@ def run_scan(arch: str, fields: Fields) -> str:
     # K5 alone: any w and u of the size that the block's have.
     torch.manual_seed(0)
     total = inputs.k.shape[1]
-    w, u = (0.1 * torch.randn(inputs.k.shape[0], heads[0], total, 128, dtype=torch.bfloat16) for _ in range(2))
-    decay = -torch.rand(inputs.k.shape[0], total, heads[0])
+    rows = inputs.k.shape[0], heads[0], total, 128
+    w, u = (0.1 * torch.randn(rows, dtype=torch.bfloat16).to(place.device) for _ in range(2))
+    decay = -torch.rand(inputs.k.shape[0], total, heads[0]).to(place.device)
     gates = chunk_sums(decay, lengths if fields["is_varlen"] else [lengths[0]])
     scan = [gdn_runtime.chunk_gated_delta_rule_fwd_h(inputs.k, w, u, gates, **common, **options) for options in where]
     errors = {"block": worst(*block), "K5": worst(*scan)}
@@ -123,7 +156,7 @@ def worst(got: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -
     return max(error if error == error else float("inf") for error in errors)
 
 
-def run_decode(arch: str, fields: Fields) -> str:
+def run_decode(place: Place, arch: str, fields: Fields) -> str:
     """Paged decode of a row, contexts of a few hundred tokens; the error in words."""
     names = {**COUNTS, **{name: name for name in (*TEXTS, "v_packed", "window")}}
     geometry = DecodeGeometry(arch=arch, **{name: fields[column] for column, name in names.items()})
@@ -143,10 +176,13 @@ def run_decode(arch: str, fields: Fields) -> str:
         sinks=geometry.sink_dtype != "none",
         dtype=torch.bfloat16 if geometry.query_dtype == "bf16" else torch.float16,
     )
-    plan = plan_decode(inputs.seq_lens, geometry, backend="emulate")
+    moved = {name: value.to(place.device) for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+    inputs = replace(inputs, **moved)
+    options = place.options(arch)
+    plan = plan_decode(inputs.seq_lens, geometry, backend=options["backend"])
     if plan.budget != fields["budget"]:
         fail([f"budget: got {plan.budget}, expected {fields['budget']} from the tuned table"])
-    out = pa_decode(**arguments_of(inputs, backend="emulate", arch=arch, plan=plan))
+    out = pa_decode(**arguments_of(inputs, **options, plan=plan))
     error = max_rel(out, reference.decode(inputs))
     if not error <= MAX_DECODE_ERROR:
         fail([f"decode: relative error {error:.2e}, expected at most {MAX_DECODE_ERROR}"])

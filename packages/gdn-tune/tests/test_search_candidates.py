@@ -17,6 +17,7 @@ from gdn_tune.calls import DECODE_CASES, GDN_CASES, pick, problem_of
 from gdn_tune.candidates import BUDGETS, default, of_geometry, of_problem, specs_of
 from gdn_tune.workload import GdnWorkload, deviation
 from pa_decode import PaDecodeSchedule
+from pa_decode.planner import make_plan
 
 CASE = "snapshot-35b-tp1-8192-bf16"
 WIDE = {
@@ -108,6 +109,17 @@ def test_budgets_give_plans_of_different_sizes_the_default_first(name: str, arch
     assert found[0] == PaDecodeSchedule.select(geometry).budget and len(set(sizes)) == len(sizes)
     assert set(sizes) == {PaDecodeSchedule.select(geometry, budget=budget).capacity for budget in (found[0], *BUDGETS)}
     assert set(found[1:]) <= {128, 256, 512, 1024, 2048, 4096}
+
+
+def test_budgets_are_checked_on_sequences_of_several_tasks() -> None:
+    """What is run where there is no card: two tiles, of which a plan may make two tasks or one."""
+    small = DECODE_CASES["pa-h16x2-p64-q1-b16-ctx8192"].small(2, 2)
+    assert (small.batch, small.context) == (2, 512)
+    plans = [
+        make_plan([small.context] * small.batch, capacity=capacity, max_partitions=256, window=0, query_length=1)
+        for capacity in (2, 4)
+    ]
+    assert [len(plan.tasks) for plan in plans] == [2, 4]
 
 
 def test_cases_by_pattern() -> None:

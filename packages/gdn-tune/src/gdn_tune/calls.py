@@ -15,6 +15,7 @@ from gdn_runtime.spec import CHUNK, HEAD_DIM
 from gdn_runtime.testing import CASES, GRID, Case
 from pa_decode import DecodeGeometry
 from pa_decode.spec import ScaleMode
+from pa_decode.traits import TILE
 
 from .records import Facts
 
@@ -53,9 +54,10 @@ class DecodeCase:
             window=self.window,
         )
 
-    def small(self, max_context: int = 1024, max_batch: int = 2) -> DecodeCase:
-        """The same problem for a CPU."""
-        return replace(self, batch=min(self.batch, max_batch), context=min(self.context, max_context))
+    def small(self, max_tiles: int, max_batch: int) -> DecodeCase:
+        """The same problem for a CPU: at most ``max_batch`` sequences of at most ``max_tiles`` tiles that a task may
+        be, so that plans of several tasks a sequence are among those that are run."""
+        return replace(self, batch=min(self.batch, max_batch), context=min(self.context, max_tiles * TILE))
 
     def __str__(self) -> str:
         heads = f"Hq={self.num_heads} Hkv={self.num_kv_heads} D={self.head_dim}"

@@ -172,8 +172,7 @@ def bind_state_scan(
     assert name in CODE_OBJECT_BACKENDS
     backend: Any = stages(name)
     if states.in_place:
-        assert states.initial_state is not None
-        final_stride = states.initial_state.stride(0) * states.initial_state.element_size()
+        final_stride = backend.slot_bytes(states.initial_state)
     else:
         final_stride = backend.new_state_stride(spec) if states.store_final else 0
     bound: Launch = backend.bind_state_scan(

@@ -8,7 +8,7 @@ import torch
 
 from ...spec import KernelSpec
 from ..launch import Launcher
-from .kernels import Kernels, LauncherFor
+from .kernels import Kernels, LauncherFor, slot_bytes
 from .l2norm import l2norm
 from .output import output
 from .prepare import prepare, prepare_t
@@ -28,6 +28,7 @@ class CodeObjectStages:
         self.state_scan_vsplit = functools.partial(state_scan_vsplit, self.kernels)
         self.bind_state_scan = functools.partial(bind_state_scan, self.kernels)
         self.new_state_stride = new_state_stride
+        self.slot_bytes = slot_bytes
         self.output = functools.partial(output, self.kernels)
 
     def ready(self, device: torch.device, *specs: KernelSpec) -> None:

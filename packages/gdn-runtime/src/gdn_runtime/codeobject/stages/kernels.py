@@ -77,6 +77,11 @@ def rows(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, *strides
 
 
+def slot_bytes(states: Tensor | None) -> int:
+    """Bytes between the states of two sequences, or between two slots of a pool; 0 without any."""
+    return 0 if states is None else states.stride(0) * states.element_size()
+
+
 def row_units(x: Tensor) -> tuple[Tensor, int, int, int]:
     """As ``rows``, strides in units of 8 elements, as the Triton kernels count them."""
     x, batch, token, head = rows(x)

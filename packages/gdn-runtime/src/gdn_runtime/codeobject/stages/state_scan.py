@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...plan import ChunkPlan
 from ...spec import HEAD_DIM, OptStateScanSpec, VkStateScanSpec
-from .kernels import Kernels, rows, strides_on_16_bytes
+from .kernels import Kernels, rows, slot_bytes, strides_on_16_bytes
 
 ScanSpec: TypeAlias = OptStateScanSpec | VkStateScanSpec
 STATE_BYTES = {"fp32": 4, "bf16": 2}
@@ -42,7 +42,7 @@ def state_scan(
         plan,
         k,
         initial_state=initial_state,
-        final_stride=0 if final_state is None else final_state.stride(0) * final_state.element_size(),
+        final_stride=slot_bytes(final_state),
         state_indices=state_indices,
         spec=spec,
     )
@@ -73,7 +73,7 @@ def bind_state_scan(
         return _launch_nothing
     kernel = kernels(spec, k.device)
     grid, seq_len = spec.grid(plan.num_seqs), plan.seq_len
-    initial_stride = 0 if initial_state is None else initial_state.stride(0) * initial_state.element_size()
+    initial_stride = slot_bytes(initial_state)
     slots = 0 if initial_state is None else initial_state.shape[0]
     index_bytes = 4 if state_indices is None else state_indices.element_size()
     is_vk = isinstance(spec, VkStateScanSpec)

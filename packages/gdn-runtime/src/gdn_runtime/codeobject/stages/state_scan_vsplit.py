@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...plan import ChunkPlan
 from ...spec import VSplitScanSpec
-from .kernels import Kernels, rows
+from .kernels import Kernels, rows, slot_bytes
 
 
 def state_scan_vsplit(
@@ -49,8 +49,8 @@ def state_scan_vsplit(
         k_head,
         v_batch,
         v_head,
-        _slot_bytes(initial_state),
-        _slot_bytes(final_state),
+        slot_bytes(initial_state),
+        slot_bytes(final_state),
         plan.seq_len,
         k_token,
         v_token,
@@ -58,8 +58,3 @@ def state_scan_vsplit(
         4 if state_indices is None else state_indices.element_size(),
     )
     kernels(spec, k.device)(spec.grid(plan.num_seqs), args)
-
-
-def _slot_bytes(states: Tensor | None) -> int:
-    """Bytes between the states of two sequences or slots."""
-    return 0 if states is None else states.stride(0) * states.element_size()

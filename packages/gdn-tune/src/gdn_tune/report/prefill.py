@@ -113,7 +113,9 @@ def roof_text(roof: Roof | None, what: str) -> str:
     """What the roofline is."""
     if roof is None:
         return "No roofline: no bandwidth and rate are known of this device; --bandwidth and --rate give them."
-    return f"Roofline of {what}: {roof.text}. Inputs, outputs and states count once."
+    return (
+        f"Roofline of {'the block' if what == 'block' else what}: {roof.text}. Inputs, outputs and states count once."
+    )
 
 
 def lines_of(

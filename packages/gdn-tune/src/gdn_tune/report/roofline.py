@@ -33,8 +33,8 @@ class Roof:
 
 ROOFS: tuple[tuple[str, Roof], ...] = (
     ("H200", Roof(4.3, 790.0, "copy bandwidth and dense bf16 rate measured on such a card, see docs/performance.md")),
-    ("MI355X", Roof(8.0, 2516.6, "peaks of the data sheet of the AMD Instinct MI355X")),
-    ("MI300X", Roof(5.3, 1307.4, "peaks of the data sheet of the AMD Instinct MI300X")),
+    ("MI355X", Roof(8.0, 2516.6, "peaks: 256 compute units x 4096 bf16 FLOP a clock x 2.4 GHz")),
+    ("MI300X", Roof(5.3, 1307.4, "peaks: 304 compute units x 2048 bf16 FLOP a clock x 2.1 GHz")),
 )
 """(part of the device's name, its figures). Others have none: parts of one architecture differ in both."""
 

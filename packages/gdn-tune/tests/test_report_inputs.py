@@ -235,6 +235,13 @@ def test_two_devices(tmp_path: Path) -> None:
         read(paths, "MI300X")
 
 
+def test_a_device_is_the_same_in_a_bench_and_in_a_store(tmp_path: Path) -> None:
+    """Names are what torch says, with whatever stands in brackets."""
+    bench = change(reports.k5_file(tmp_path / "a.json"), device="AMD Radeon (X, y): gfx942, 80 compute units")
+    data = read([bench, reports.store_file(tmp_path / "b.sqlite", device="AMD Radeon (X, y)")])
+    assert {origin.device for origin in data.origins} == {"AMD Radeon", ""}
+
+
 def test_what_is_counted_is_no_device(tmp_path: Path) -> None:
     counted = reports.save(tmp_path / "a.json", "block", [reports.counted_row(8192, 1000.0)], device="CPU: x86_64")
     data = read([counted, reports.k5_file(tmp_path / "b.json")])

@@ -13,6 +13,7 @@ from ..export import Candidate, ExportError, best_run, export, tied
 from ..formats import choice_text, of_op
 from ..records import Key, Op, Sample
 from ..store import Store, StoreError
+from .benches import device_name
 from .data import Data, InputError, Origin, Pick
 
 
@@ -98,7 +99,7 @@ def _origin(sample: Sample, file: str, samples: Iterable[Sample]) -> Origin:
     return Origin(
         file=file,
         kind="store",
-        device="" if key.modelled else key.device,
+        device="" if key.modelled else device_name(key.device),
         hardware=f"{key.device} of {key.arch}" if key.modelled else f"{key.device}: {key.arch}",
         arch=key.arch,
         versions=_versions(key.toolchain),

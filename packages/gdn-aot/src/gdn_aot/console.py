@@ -69,7 +69,9 @@ Archs = Annotated[
 Tables = Annotated[
     list[Path] | None,
     typer.Option(
-        "--table", help="Tuned table, or folder of them; may be repeated. Default: the packaged ones.", exists=True
+        "--table",
+        help="Tuned table, or folder of them; may be repeated. Default: the packaged ones but for the grid.",
+        exists=True,
     ),
 ]
 Complete = Annotated[

@@ -16,7 +16,7 @@ from gdn_tune.cli import app
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "tuned-tables", "tuning")]
 QUOTED = re.compile(r"`(gdn-tune [^`]+)`|^ {4}(gdn-tune .+)$", re.MULTILINE)
-PLACEHOLDER = re.compile(r"\b(?:OP|COMMAND|ARCH|ID|FILE|DIR|TABLE|OLD|NEW|CSV)\b|\.\.\.")
+PLACEHOLDER = re.compile(r"\b(?:OP|COMMAND|ARCH|ID|FILE|DIR|TABLE|OLD|NEW|CSV)\b|\.\.\.|\$")
 """Of what a command takes, in place of a value."""
 
 
@@ -24,9 +24,10 @@ def commands() -> list[Any]:
     found = []
     for page in PAGES:
         for match in QUOTED.finditer(page.read_text()):
-            text = " ".join((match[1] or match[2]).split())
-            if not PLACEHOLDER.search(text):
-                found.append(pytest.param(text, id=f"{page.stem}: {text[:60]}"))
+            for part in re.split(r"&&|;", match[1] or match[2]):
+                text = " ".join(part.split())
+                if text.startswith("gdn-tune ") and not PLACEHOLDER.search(text):
+                    found.append(pytest.param(text, id=f"{page.stem}: {text[:60]}"))
     return found
 
 

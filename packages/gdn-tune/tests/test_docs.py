@@ -55,7 +55,11 @@ def test_commands_are_found() -> None:
 def test_a_quoted_command_parses_and_its_cases_exist(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
+    for word in shlex.split(text)[2:]:
+        if re.fullmatch(r"[a-z][\w./-]*", word):  # it may be a file that must exist
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / word).touch()
     path, options = parse(text)
     if options.get("cases"):
         table = DECODE_CASES if path == "bench pa" or options.get("op") == "pa" else GDN_CASES

@@ -28,8 +28,8 @@ NOTE = 6.5
 ROW = 0.21
 """Height of a row of bars or dots, inches."""
 MARKERS = "osD^vPX*"
-HATCHES = ("", "....", "xxxx")
-"""Of bars whose colour another part has already."""
+HATCHES = ("", "---", "|||")
+"""Of bars whose colour another part has already. Lines: dots make an SVG twenty times as large."""
 SALT = "gdn-tune report"
 """Of the ids in SVG files, which are random otherwise."""
 

@@ -61,9 +61,18 @@ def test_wheel_and_source_distribution(tmp_path):
     copy = tmp_path / "copy"
     skipped = shutil.ignore_patterns("*.so", "__pycache__", "tests", "dist", ".*")
     shutil.copytree(PACKAGE, copy, ignore=skipped)
-    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "dist")]
-    done = subprocess.run(build, cwd=copy, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def build(target: str, folder: Path) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(tmp_path / "dist")]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    build("sdist", copy)
+    (source,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    build("wheel", next((tmp_path / "unpacked").iterdir()))
 
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert "-py3-none-" in wheel.name
@@ -76,9 +85,6 @@ def test_wheel_and_source_distribution(tmp_path):
     core = ctypes.CDLL(str(tmp_path / "cdna_emu" / "_core.so"))
     assert core.cdna_sizeof(0) == 48  # Insn
 
-    (source,) = (tmp_path / "dist").glob("*.tar.gz")
-    with tarfile.open(source) as archive:
-        names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert {"hatch_build.py", "pyproject.toml", "src/cdna_emu/build_core.py", "src/cdna_emu/core/core.h"} <= names
     assert {f"src/cdna_emu/core/{path.name}" for path in build_core.CORE.iterdir()} <= names
     assert not any(name.endswith(".so") for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -354,6 +355,16 @@ def test_one_line_of_every_opcode(arch: str) -> None:
 def test_every_opcode_of_the_core_has_a_mnemonic_of_the_tables() -> None:
     assert set(ops.table()) <= mnemonics()
     assert [op.number for op in ops.table().values()] == list(range(len(ops.table())))
+
+
+def test_the_readme_lists_the_instructions_that_are_missing() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    count, listed = re.findall(r"Of the ([\d,]+) mnemonics of .* these are missing:\n(.*?);", readme, re.DOTALL)[0]
+    patterns = re.findall(r"`([^`]+)`", listed)
+    missing = mnemonics() - ops.table().keys()
+    assert count == f"{len(mnemonics()):,}"
+    assert {name for name in mnemonics() if any(fnmatch(name, pattern) for pattern in patterns)} == missing
+    assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in missing)] == []
 
 
 def test_the_tables_are_those_this_was_written_for() -> None:

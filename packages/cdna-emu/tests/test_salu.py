@@ -472,7 +472,12 @@ def test_mode_register():
 
 
 @pytest.mark.parametrize(
-    "text", ("s_getreg_b32 s2, hwreg(HW_REG_HW_ID)", "s_trap 2", "s_mov_b64 s[2:3], src_shared_limit")
+    "text",
+    [
+        *("s_getreg_b32 s2, hwreg(HW_REG_HW_ID)", "s_setreg_b32 hwreg(HW_REG_TRAPSTS), s2", "s_trap 2", "s_sethalt 1"),
+        *("s_mov_b64 s[2:3], src_shared_limit", "s_setvskip s2, s3", "s_sendmsg sendmsg(MSG_INTERRUPT)"),
+        *("s_set_gpr_idx_on s2, gpr_idx(SRC0)", "s_set_gpr_idx_off", "s_set_gpr_idx_idx s2", "s_set_gpr_idx_mode 0"),
+    ],
 )
 def test_what_is_not_modelled_is_reported(text):
     state = run_instruction("gfx942", assemble(text, "gfx942"), sgpr={2: 5})

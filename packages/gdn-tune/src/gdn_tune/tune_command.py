@@ -13,6 +13,7 @@ import typer
 
 from gdn_runtime import env
 from gdn_runtime.arch import KNOWN, parse_arch
+from gdn_runtime.spec import AMD_ARCHS
 
 from . import pool, search
 from .calls import cases_of, pick
@@ -71,6 +72,8 @@ def tune(
     if not arch or not cases:
         raise typer.BadParameter("expected --arch and --cases", param_hint="--arch")
     facts = usage(lambda: parse_arch(arch))
+    if model and facts.name not in AMD_ARCHS:
+        raise typer.BadParameter(f"got {facts.name}, the emulator has {', '.join(AMD_ARCHS)}", param_hint="--arch")
     names = list(usage(lambda: pick(found, cases)))
     limits = usage(lambda: Limits(first=first, most=max(first, most)))
     with ExitStack() as stack:

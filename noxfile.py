@@ -83,7 +83,9 @@ def tests(session: nox.Session) -> None:
     """Run the suites that need no GPU. Arguments go to pytest: ./ci/nox -s tests -- -n 0 -k pool."""
     install_runtime(session, extra="[test]", triton=True)
     install_emulator(session)
-    session.install("-c", CONSTRAINTS, "--no-build-isolation", "-e", AOT, "-e", PA, "-e", f"{TUNE}[report]")
+    session.install(
+        "-c", CONSTRAINTS, "--no-build-isolation", "-e", f"{AOT}[dask]", "-e", PA, "-e", f"{TUNE}[dask,report]"
+    )
     # Runs of their own, for Triton reads TRITON_INTERPRET at import.
     passed = {
         "cpu": run_suite(session, "cpu", f"{TESTS}/cpu", interpret=None),
@@ -92,7 +94,7 @@ def tests(session: nox.Session) -> None:
         "amd": run_suite(session, "amd", f"{TESTS}/emu", interpret=None),
         "aot": run_suite(session, "aot", f"{AOT}/tests", interpret=None),
         "ci": run_suite(session, "ci", "ci/tests", interpret=None),
-        "tune": run_suite(session, "tune", f"{TUNE}/tests", interpret=None),
+        "tune": run_suite(session, "tune", f"{TUNE}/tests", f"--ignore={TUNE}/tests/gpu", interpret=None),
         "pa": run_suite(session, "pa", f"{PA}/tests/cpu", interpret=None),
         "pa-interp": run_suite(session, "pa-interp", f"{PA}/tests/interp", interpret="1"),
         "pa-emu": run_suite(session, "pa-emu", f"{PA}/tests/emu", interpret=None),

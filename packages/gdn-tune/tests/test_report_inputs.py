@@ -51,9 +51,12 @@ def test_a_bench_of_the_block(tmp_path: Path) -> None:
     assert [text for _, text in data.missing] == ["snapshot-65536-bf16 bf16 aiter: out of memory"]
 
 
-def test_what_the_benches_note_of_their_run_is_read() -> None:
+def test_what_the_benches_note_of_their_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/gdn-tune", "bench", "k5", "--cases", "dense-*"])
     found = host_facts()
-    assert found["schema"] == 1 and found["command"].startswith("gdn-tune ") and len(found["date"]) == 10
+    assert (
+        found["schema"] == 1 and found["command"] == "gdn-tune bench k5 --cases 'dense-*'" and len(found["date"]) == 10
+    )
     assert {"python", "torch"} <= found["versions"].keys()
 
 

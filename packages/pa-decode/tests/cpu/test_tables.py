@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -50,11 +51,15 @@ def write(file: Path, *budgets: tuple[int, str]) -> Path:
     ],
 )
 def test_which_of_two_rows_counts(tmp_path: Path, files: list[list[tuple[int, str]]], expected: int) -> None:
-    """As in the tables of gdn-runtime: what was measured, then the later file, then the first row."""
+    """As in the tables of gdn-runtime: what was measured, then the later file, then the first row, with a warning."""
     paths = [write(tmp_path / f"{index}.json", *budgets) for index, budgets in enumerate(files)]
     (geometry,) = {located.row.geometry for located in rows(paths)}
-    with env.override(tables=":".join(map(str, paths))):
+    with warnings.catch_warnings(record=True) as caught, env.override(tables=":".join(map(str, paths))):
+        warnings.simplefilter("always")
         assert tuned_budget(geometry) == expected
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == sum(len(budgets) - 1 for budgets in files)
+    assert all("budget=" in text and "disagree" in text for text in said)
 
 
 def test_no_problem_has_two_packaged_rows() -> None:

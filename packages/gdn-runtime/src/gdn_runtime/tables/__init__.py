@@ -1,6 +1,6 @@
 """Tuned tables, and rules for the value rows per workgroup of the AMD state scans."""
 
-from .files import COMPILED, GRID, PACKAGED, Located, packaged_file, read_rows, replaces, table_files
+from .files import COMPILED, GRID, PACKAGED, Located, by_key, packaged_file, read_rows, replaces, table_files
 from .launch_configs import LaunchTable, forget_launches, launch_table, load_launches
 from .launch_rows import (
     CONFIG_COLUMNS,
@@ -36,6 +36,7 @@ __all__ = [
     "ScanKey",
     "ScanRow",
     "ScanTable",
+    "by_key",
     "choose_block_v",
     "config_fields",
     "count",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from ..spec import AMD_ARCHS
 from .rows import Provenance, parse_provenance
@@ -23,7 +23,17 @@ COMPILED = tuple(PACKAGED / arch for arch in AMD_ARCHS)
 GRID = PACKAGED / "grid"
 """The packaged tables of all model shapes on all cards: calls look their rows up like any other's."""
 
+
+class Row(Protocol):
+    """What all rows have."""
+
+    @property
+    def provenance(self) -> Provenance: ...
+
+
 R = TypeVar("R")
+AnyRow = TypeVar("AnyRow", bound=Row)
+Key = TypeVar("Key", bound=Hashable)
 Parser: TypeAlias = Callable[[Mapping[str, object], str, Mapping[str, Provenance]], R]
 """parser(fields, arch, provenances): the row that they spell out, or ValueError that says what is wrong."""
 
@@ -53,6 +63,27 @@ def replaces(*, old_modelled: bool, new_modelled: bool, same_file: bool) -> bool
     """Whether of two rows for one call the one that is read later counts: what was measured beats what was modelled;
     of two of a kind a later file's wins, and in one file the first."""
     return old_modelled if old_modelled != new_modelled else not same_file
+
+
+def by_key(
+    found: Iterable[Located[AnyRow]], key: Callable[[AnyRow], Key], decision: Callable[[AnyRow], object]
+) -> dict[Key, Located[AnyRow]]:
+    """The row that counts of each key, in the order in which keys came. Warns of two of one file that have one key and
+    other decisions, which the warning shows."""
+    rows: dict[Key, Located[AnyRow]] = {}
+    for new in found:
+        old = rows.setdefault(key(new.row), new)
+        if old is new:
+            continue
+        same_file = old.file == new.file
+        modelled = (old.row.provenance.modelled, new.row.provenance.modelled)
+        later = replaces(old_modelled=modelled[0], new_modelled=modelled[1], same_file=same_file)
+        ours, theirs = decision(old.row), decision(new.row)
+        if same_file and ours != theirs:
+            warn(f"table {old} ({ours}) and {new} ({theirs}) disagree; {new if later else old} kept")
+        if later:
+            rows[key(new.row)] = new
+    return rows
 
 
 def table_files(path: Path) -> list[Path]:

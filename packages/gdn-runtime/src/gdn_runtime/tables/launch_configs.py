@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .files import Located, Parser, read_kernels, replaces, table_files, warn
+from .files import Located, Parser, by_key, read_kernels, table_files
 from .launch_rows import LAUNCH_KERNELS, LaunchCall, LaunchKernel, LaunchRow, key_of, parse_launch_row
 from .lookup import table_paths
 
@@ -59,25 +59,5 @@ def forget_launches() -> None:
 def load_launches(paths: Iterable[Path]) -> LaunchTable:
     """Table of the files and folders ``paths``; of two rows for one call that counts which ``load`` would take. In one
     file two that disagree are a warning. Raises nothing."""
-    rows: dict[object, Located[LaunchRow]] = {}
-    for path in paths:
-        for file in table_files(path):
-            for found in read_kernels(file, _PARSERS):
-                _add(rows, found)
-    return LaunchTable(rows)
-
-
-def _add(rows: dict[object, Located[LaunchRow]], new: Located[LaunchRow]) -> None:
-    old = rows.get(new.row.key)
-    if old is None:
-        rows[new.row.key] = new
-        return
-    later = replaces(
-        old_modelled=old.row.provenance.modelled,
-        new_modelled=new.row.provenance.modelled,
-        same_file=old.file == new.file,
-    )
-    if old.file == new.file and old.row.config != new.row.config:
-        warn(f"table {old} ({old.row.config}) and {new} ({new.row.config}) disagree; {new if later else old} kept")
-    if later:
-        rows[new.row.key] = new
+    found = (row for path in paths for file in table_files(path) for row in read_kernels(file, _PARSERS))
+    return LaunchTable(by_key(found, lambda row: row.key, lambda row: row.config))

@@ -12,7 +12,7 @@ from typing import Any
 from .. import env
 from ..errors import value_error
 from ..spec import SCAN_BLOCK_V
-from .files import PACKAGED, Located, read_rows, replaces, table_files, warn
+from .files import PACKAGED, Located, by_key, read_rows, table_files
 from .rows import KERNEL, ScanKey, ScanRow, parse_row
 from .rules import Rule, rule_block_v
 
@@ -68,29 +68,8 @@ def load(paths: Iterable[Path]) -> ScanTable:
     """Table of the files and folders ``paths``. A later file overrides an earlier one; in one file the first of two
     rows with the same key is kept, with a warning if they disagree. A measured row beats a modelled one wherever the
     two stand. Raises nothing."""
-    rows: dict[ScanKey, Located[ScanRow]] = {}
-    for path in paths:
-        for file in table_files(path):
-            for found in read_rows(file, KERNEL, parse_row):
-                _add(rows, found)
-    return ScanTable(rows)
-
-
-def _add(rows: dict[ScanKey, Located[ScanRow]], new: Located[ScanRow]) -> None:
-    old = rows.get(new.row.key)
-    if old is None:
-        rows[new.row.key] = new
-        return
-    later = replaces(
-        old_modelled=old.row.provenance.modelled,
-        new_modelled=new.row.provenance.modelled,
-        same_file=old.file == new.file,
-    )
-    if old.file == new.file and old.row.block_v != new.row.block_v:
-        pair = f"{old} (block_v={old.row.block_v}) and {new} (block_v={new.row.block_v})"
-        warn(f"table {pair} disagree; {new if later else old} kept")
-    if later:
-        rows[new.row.key] = new
+    found = (row for path in paths for file in table_files(path) for row in read_rows(file, KERNEL, parse_row))
+    return ScanTable(by_key(found, lambda row: row.key, lambda row: f"block_v={row.block_v}"))
 
 
 def choose_block_v(key: ScanKey, *, rule: Rule = "gdn", override: int | None = None) -> tuple[int, str]:

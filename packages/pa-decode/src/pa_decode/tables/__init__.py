@@ -16,7 +16,7 @@ from pathlib import Path
 from gdn_runtime import env
 from gdn_runtime.arch import parse_arch
 from gdn_runtime.spec import AMD_ARCHS
-from gdn_runtime.tables import Located, Provenance, count, flag, read_rows, replaces, table_files
+from gdn_runtime.tables import Located, Provenance, by_key, count, flag, read_rows, table_files
 
 from ..geometry import DecodeGeometry
 
@@ -84,15 +84,7 @@ def tuned_budget(geometry: DecodeGeometry) -> int | None:
 @functools.lru_cache(maxsize=16)
 def _table(paths: str) -> dict[DecodeGeometry, int]:
     named = [Path(entry).expanduser() for entry in paths.split(os.pathsep) if entry.strip()]
-    found: dict[DecodeGeometry, Located[BudgetRow]] = {}
-    for new in rows([PACKAGED, *named]):
-        old = found.get(new.row.geometry)
-        if old is None or replaces(
-            old_modelled=old.row.provenance.modelled,
-            new_modelled=new.row.provenance.modelled,
-            same_file=old.file == new.file,
-        ):
-            found[new.row.geometry] = new
+    found = by_key(rows([PACKAGED, *named]), lambda row: row.geometry, lambda row: f"budget={row.budget}")
     return {geometry: located.row.budget for geometry, located in found.items()}
 
 
